@@ -1,0 +1,104 @@
+package message
+
+import (
+	"fmt"
+	"time"
+)
+
+// Delivery is a message as a consumer of Queue received it.
+type Delivery struct {
+	Message
+	Queue       string
+	Tag         uint64 // of the channel it came on; meaningless anywhere else
+	Redelivered bool
+}
+
+// Outcome is what a handler decided about one message of a batch.
+type Outcome struct {
+	Kind   OutcomeKind
+	Reason string        // why it is parked, deferred or retried, in words
+	After  time.Duration // Deferred: how long until it comes back
+}
+
+// OutcomeKind tells the lane what to do with a message whose batch commits.
+type OutcomeKind int
+
+const (
+	// Done: its effects, or the record of its failure, are in the transaction. It is acked.
+	Done OutcomeKind = iota
+	// Stale: a saga is already past it; nothing was done. It is acked.
+	Stale
+	// Parked: no redelivery can cure it; it goes to <queue>.parked with Reason.
+	Parked
+	// Deferred: not ours yet (an unknown version); it comes back with the same id.
+	Deferred
+	// Retry: failed in a way that may pass; the lane schedules the next attempt.
+	Retry
+)
+
+func (k OutcomeKind) String() string {
+	switch k {
+	case Done:
+		return "done"
+	case Stale:
+		return "stale"
+	case Parked:
+		return "parked"
+	case Deferred:
+		return "deferred"
+	case Retry:
+		return "retry"
+	}
+	return fmt.Sprintf("OutcomeKind(%d)", int(k))
+}
+
+// Park returns the outcome that parks a message with a reason.
+func Park(format string, args ...any) Outcome {
+	return Outcome{Kind: Parked, Reason: fmt.Sprintf(format, args...)}
+}
+
+// Result is what became of one publish.
+type Result struct {
+	Tag    uint64 // the caller's own number for the message
+	Kind   ResultKind
+	Reason string // the broker's words, with exchange and routing key
+}
+
+// ResultKind keeps apart what the broker said.
+type ResultKind int
+
+const (
+	// Confirmed: acked and not returned; the broker has it in at least one queue, or the
+	// message was not mandatory.
+	Confirmed ResultKind = iota
+	// Nacked: the broker refused it for now (a full queue); it is in no queue we can count on.
+	Nacked
+	// Returned: no queue is bound for its exchange and routing key, or the exchange is missing.
+	Returned
+	// Lost: the connection or channel went away without blaming the message; the outcome is
+	// unknown and a repeat may duplicate it.
+	Lost
+	// Aborted: the broker closed the channel or connection with an error code while it was in
+	// flight, perhaps because of this message; the outcome is unknown.
+	Aborted
+	// Refused: it can never be published as it is (a header that does not fit a frame).
+	Refused
+)
+
+func (k ResultKind) String() string {
+	switch k {
+	case Confirmed:
+		return "confirmed"
+	case Nacked:
+		return "nacked"
+	case Returned:
+		return "returned"
+	case Lost:
+		return "lost"
+	case Aborted:
+		return "aborted"
+	case Refused:
+		return "refused"
+	}
+	return fmt.Sprintf("ResultKind(%d)", int(k))
+}
