@@ -1,0 +1,134 @@
+package sqltx
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// Config bounds a pool. Zero fields mean the defaults.
+type Config struct {
+	MaxOpen         int           // connections; default 16
+	LockWaitTimeout time.Duration // innodb_lock_wait_timeout, whole seconds; default 5 s
+	ProgramName     string        // shown by the server's connection attributes
+	AllowUntested   bool          // accept servers this version was never tested on
+}
+
+// Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
+// has UTC as its time zone, strict SQL mode, and gives up: reads and writes after 30 s, idle
+// ones after 30 s, and the server drops those it has not heard from for 60 s, so that a
+// client lost in a network fault does not hold row locks for hours.
+func Open(dsn string, c Config) (*sql.DB, error) {
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		// The driver's message may quote the DSN, password included.
+		return nil, errors.New("MySQL DSN does not parse; it looks like user:password@tcp(host:3306)/database")
+	}
+	if cfg.DBName == "" {
+		return nil, errors.New("MySQL DSN names no database; it looks like user:password@tcp(host:3306)/database")
+	}
+	if c.MaxOpen == 0 {
+		c.MaxOpen = 16
+	}
+	if c.LockWaitTimeout == 0 {
+		c.LockWaitTimeout = 5 * time.Second
+	}
+	cfg.ParseTime = true
+	cfg.Loc = time.UTC
+	cfg.InterpolateParams = true // one round trip instead of three
+	cfg.RejectReadOnly = true    // a fail-over must not leave us on the old primary
+	cfg.MultiStatements = false
+	cfg.ClientFoundRows = false // a guarded UPDATE always changes something, see style
+	cfg.Logger = &mysql.NopLogger{}
+	setDefault(&cfg.Timeout, 5*time.Second)
+	setDefault(&cfg.ReadTimeout, 30*time.Second) // longer than the lock wait, else a waiting statement looks like a dead server
+	setDefault(&cfg.WriteTimeout, 30*time.Second)
+	if c.ProgramName != "" {
+		cfg.ConnectionAttributes = "program_name:" + c.ProgramName
+	}
+	if cfg.Params == nil {
+		cfg.Params = map[string]string{}
+	}
+	cfg.Params["time_zone"] = "'+00:00'"
+	cfg.Params["sql_mode"] = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'"
+	cfg.Params["wait_timeout"] = "60"
+	cfg.Params["innodb_lock_wait_timeout"] = strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds())))
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("MySQL settings: %w", err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxOpenConns(c.MaxOpen)
+	db.SetMaxIdleConns(c.MaxOpen)
+	db.SetConnMaxIdleTime(30 * time.Second)
+	db.SetConnMaxLifetime(3 * time.Minute)
+	return db, nil
+}
+
+func setDefault(d *time.Duration, v time.Duration) {
+	if *d == 0 {
+		*d = v
+	}
+}
+
+// Redact returns dsn fit for a log: without the password.
+func Redact(dsn string) string {
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		return "(a DSN that does not parse)"
+	}
+	return fmt.Sprintf("%s@%s(%s)/%s", cfg.User, cfg.Net, cfg.Addr, cfg.DBName)
+}
+
+// Probe returns nil if the server can be reached and takes writes.
+func Probe(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var readOnly bool
+	if err := db.QueryRowContext(ctx, `SELECT @@global.read_only`).Scan(&readOnly); err != nil {
+		return fmt.Errorf("probe MySQL: %w", err)
+	}
+	if readOnly {
+		return &mysql.MySQLError{Number: 1836, Message: "the server is read-only"}
+	}
+	return nil
+}
+
+var versionNumber = regexp.MustCompile(`^(\d+)\.(\d+)\.(\d+)`)
+
+// CheckServer refuses servers Backstep was never tested on: it supports MySQL 8.0.16+, 8.4
+// and 9.x, and MariaDB 10.6+.
+func CheckServer(ctx context.Context, db *sql.DB, c Config) error {
+	var version, comment string
+	if err := db.QueryRowContext(ctx, `SELECT VERSION(), @@version_comment`).Scan(&version, &comment); err != nil {
+		return fmt.Errorf("read MySQL version: %w", err)
+	}
+	if c.AllowUntested || tested(version, comment) {
+		return nil
+	}
+	return fmt.Errorf("MySQL server %s (%s) is not supported: MySQL 8.0.16+, 8.4, 9.x or MariaDB 10.6+ is needed; "+
+		"set BACKSTEP_ALLOW_UNTESTED_SERVER=true to try all the same", version, comment)
+}
+
+func tested(version, comment string) bool {
+	m := versionNumber.FindStringSubmatch(strings.TrimPrefix(version, "5.5.5-"))
+	if m == nil || strings.Contains(version+comment, "TiDB") {
+		return false
+	}
+	var v [3]int
+	for i := range v {
+		v[i], _ = strconv.Atoi(m[i+1]) // digits by the pattern
+	}
+	n := v[0]*1_000_000 + v[1]*1_000 + v[2]
+	if strings.Contains(version+comment, "MariaDB") {
+		return n >= 10_006_000
+	}
+	return n >= 8_000_016 && v[0] < 10
+}

@@ -1,0 +1,168 @@
+package sqltx
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Querier is what a read needs: a *sql.DB or, inside a transaction, Tx.Querier.
+type Querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// Tx is a transaction as the code inside it sees it: no Commit, no Rollback. Once the server
+// has ended the transaction (a deadlock) or the connection is gone, every statement is
+// refused with ErrEnded, because it would otherwise run, and commit, by itself. Not safe for
+// concurrent use.
+type Tx struct {
+	tx     *sql.Tx
+	err    error // the first error that ended it or makes it unusable
+	writes []Write
+
+	savepoint bool // one is asked for but not yet sent
+	nSent     int
+}
+
+// Write is one statement that wrote.
+type Write struct {
+	Query    string
+	Affected int64 // -1: the driver did not say
+}
+
+// Join wraps a caller's own transaction, so that outbox.Add and saga.Start can be part of it.
+func Join(tx *sql.Tx) *Tx { return &Tx{tx: tx} }
+
+// Err returns the error that ended the transaction, or nil while it is alive.
+func (t *Tx) Err() error { return t.err }
+
+// Writes returns the statements that wrote so far, in order; those of a rolled back
+// savepoint included.
+func (t *Tx) Writes() []Write { return t.writes }
+
+// Exec runs a statement that writes. If a savepoint is pending it is set first.
+func (t *Tx) Exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if err := t.begin(ctx); err != nil {
+		return nil, err
+	}
+	res, err := t.tx.ExecContext(ctx, query, args...)
+	if err != nil {
+		return nil, t.observe(err)
+	}
+	n, err := res.RowsAffected()
+	if err != nil {
+		n = -1
+	}
+	t.writes = append(t.writes, Write{Query: query, Affected: n})
+	return res, nil
+}
+
+// Query runs a statement that reads, FOR UPDATE included.
+func (t *Tx) Query(ctx context.Context, query string, args ...any) (*Rows, error) {
+	if t.err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrEnded, t.err)
+	}
+	rows, err := t.tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, t.observe(err)
+	}
+	return &Rows{Rows: rows, tx: t}, nil
+}
+
+// QueryRow runs a statement that reads one row into dest. sql.ErrNoRows if there is none.
+func (t *Tx) QueryRow(ctx context.Context, query string, args []any, dest ...any) error {
+	if t.err != nil {
+		return fmt.Errorf("%w: %w", ErrEnded, t.err)
+	}
+	return t.observe(t.tx.QueryRowContext(ctx, query, args...).Scan(dest...))
+}
+
+// Rows is sql.Rows that tells its transaction of errors, so that a deadlock which arrives
+// with the rows is not missed.
+type Rows struct {
+	*sql.Rows
+	tx *Tx
+}
+
+// Err returns the error, if any, that ended the iteration.
+func (r *Rows) Err() error { return r.tx.observe(r.Rows.Err()) }
+
+// begin refuses a dead transaction and sets the savepoint that was asked for.
+func (t *Tx) begin(ctx context.Context) error {
+	if t.err != nil {
+		return fmt.Errorf("%w: %w", ErrEnded, t.err)
+	}
+	if !t.savepoint {
+		return nil
+	}
+	t.savepoint = false
+	t.nSent++
+	if _, err := t.tx.ExecContext(ctx, "SAVEPOINT step"); err != nil {
+		return t.observe(err)
+	}
+	return nil
+}
+
+// observe remembers an error after which the transaction cannot go on.
+func (t *Tx) observe(err error) error {
+	switch Classify(err) {
+	case Conflict, Lost, ReadOnly, Canceled:
+		// 1205 leaves the transaction open with half of a step in it (innodb_rollback_on_timeout
+		// is off by default); ending it here is what keeps that half from being committed.
+		if t.err == nil {
+			t.err = err
+		}
+	}
+	return err
+}
+
+// Savepoint marks a place to return to. The statement is sent only before the first write
+// after it, so a step that writes nothing costs no round trip. There is one at a time: a new
+// one replaces the last.
+func (t *Tx) Savepoint() *Savepoint {
+	t.savepoint = true
+	return &Savepoint{tx: t, sent: t.nSent}
+}
+
+// Savepoint is a place in a transaction.
+type Savepoint struct {
+	tx   *Tx
+	sent int
+}
+
+// Rollback undoes what was written since the savepoint.
+func (s *Savepoint) Rollback(ctx context.Context) error {
+	t := s.tx
+	if t.err != nil {
+		return fmt.Errorf("%w: %w", ErrEnded, t.err)
+	}
+	t.savepoint = false
+	if t.nSent == s.sent {
+		return nil // nothing was written since
+	}
+	_, err := t.tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT step")
+	return t.observe(err)
+}
+
+// Release keeps what was written since the savepoint. It costs nothing: the next one
+// replaces it, and COMMIT forgets it.
+func (s *Savepoint) Release() { s.tx.savepoint = false }
+
+var target = regexp.MustCompile("(?is)^\\s*(INSERT(?:\\s+IGNORE)?\\s+INTO|UPDATE|DELETE\\s+FROM|REPLACE\\s+INTO)\\s+`?([a-z0-9_]+)")
+
+// Verb and Table name what the statement did and to which table, for people.
+func (w Write) Verb() string {
+	verb, _, _ := strings.Cut(strings.ToUpper(strings.TrimSpace(w.Query)), " ")
+	return strings.TrimSpace(verb)
+}
+
+// Table returns the table the statement wrote, or "" if the statement does not say at once.
+func (w Write) Table() string {
+	if m := target.FindStringSubmatch(w.Query); m != nil {
+		return m[2]
+	}
+	return ""
+}
