@@ -1,0 +1,193 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"backstep/internal/message"
+	"backstep/internal/sqltx"
+	"backstep/internal/tracing"
+)
+
+// maxInsertBytes splits one multi-row INSERT well below MariaDB's max_allowed_packet (16 MiB
+// by default).
+const maxInsertBytes = 4 << 20
+
+const insertSQL = `
+INSERT INTO outbox_events
+       (message_id, ordering_key, aggregate_type, aggregate_id, event_type,
+        exchange, routing_key, mandatory, properties, headers, payload, idempotency_key)
+VALUES `
+
+// A second row with the same idempotency key changes nothing. IGNORE would hide other errors.
+const onDuplicateSQL = ` ON DUPLICATE KEY UPDATE idempotency_key = VALUES(idempotency_key)`
+
+// Add makes msgs part of tx: one multi-row INSERT, and their order is kept. A message without
+// an id gets one; the trace context of ctx is stored with it. Adding an IdempotencyKey again
+// while its row exists is a no-op. ErrInvalid names the message and the fault; nothing is
+// added then.
+func Add(ctx context.Context, tx *sqltx.Tx, msgs ...message.Message) error {
+	var batch insert
+	for i := range msgs {
+		args, err := encode(ctx, msgs[i])
+		if err != nil {
+			return fmt.Errorf("add to outbox: %w", err)
+		}
+		if batch.full(args) {
+			if err := batch.exec(ctx, tx, insertSQL, 12); err != nil {
+				return err
+			}
+		}
+		batch.append(args, msgs[i].IdempotencyKey != "")
+	}
+	return batch.exec(ctx, tx, insertSQL, 12)
+}
+
+// Delayed is a message to be published later.
+type Delayed struct {
+	message.Message
+	After  time.Duration // from now, by the database's clock
+	Reason string        // why it waits, for operators
+}
+
+const scheduleSQL = `
+INSERT INTO scheduled_messages
+       (message_id, ordering_key, aggregate_type, aggregate_id, event_type,
+        exchange, routing_key, mandatory, properties, headers, payload, idempotency_key,
+        last_error, due_at)
+VALUES `
+
+// Schedule makes msgs part of tx, to be moved to the outbox when they are due.
+func Schedule(ctx context.Context, tx *sqltx.Tx, msgs ...Delayed) error {
+	for i := range msgs {
+		args, err := encode(ctx, msgs[i].Message)
+		if err != nil {
+			return fmt.Errorf("schedule message: %w", err)
+		}
+		args = append(args, msgs[i].Reason, max(0, msgs[i].After.Microseconds()))
+		query := scheduleSQL + "(" + sqltx.Placeholders(13) + ", NOW(6) + INTERVAL ? MICROSECOND)"
+		if _, err := tx.Exec(ctx, query, args...); err != nil {
+			return fmt.Errorf("schedule message %q: %w", msgs[i].MessageID, err)
+		}
+	}
+	return nil
+}
+
+// insert collects rows for one statement.
+type insert struct {
+	args  []any
+	rows  int
+	bytes int
+	keyed bool
+}
+
+func size(args []any) int {
+	n := 0
+	for _, a := range args {
+		if b, ok := a.([]byte); ok {
+			n += len(b)
+		}
+	}
+	return n
+}
+
+func (b *insert) full(args []any) bool { return b.rows > 0 && b.bytes+size(args) > maxInsertBytes }
+
+func (b *insert) append(args []any, keyed bool) {
+	b.args = append(b.args, args...)
+	b.rows++
+	b.bytes += size(args)
+	b.keyed = b.keyed || keyed
+}
+
+func (b *insert) exec(ctx context.Context, tx *sqltx.Tx, query string, width int) error {
+	if b.rows == 0 {
+		return nil
+	}
+	query += sqltx.Tuples(b.rows, width)
+	if b.keyed {
+		query += onDuplicateSQL
+	}
+	if _, err := tx.Exec(ctx, query, b.args...); err != nil {
+		return fmt.Errorf("insert %d outbox rows: %w", b.rows, err)
+	}
+	*b = insert{}
+	return nil
+}
+
+// encode checks m, fills in what it leaves open and returns the values of one row.
+func encode(ctx context.Context, m message.Message) ([]any, error) {
+	if m.MessageID == "" {
+		m.MessageID = message.NewID()
+	}
+	if m.ContentType == "" {
+		m.ContentType = "application/json"
+	}
+	if m.DeliveryMode == 0 {
+		m.DeliveryMode = 2
+	}
+	if m.AppID == "" {
+		m.AppID = "backstep"
+	}
+	if err := validate(&m); err != nil {
+		return nil, fmt.Errorf("%w: message %q of type %q: %w", ErrInvalid, m.MessageID, m.Type, err)
+	}
+	// The caller's map is not ours to write to.
+	m.Headers = maps.Clone(m.Headers)
+	if m.Headers == nil {
+		m.Headers = message.Headers{}
+	}
+	if _, set := m.Headers[message.HeaderOrderingKey]; !set {
+		m.Headers[message.HeaderOrderingKey] = m.Key()
+	}
+	span := tracing.Create(ctx, &m)
+	defer span.End()
+	headers, err := message.EncodeHeaders(m.Headers)
+	if err != nil {
+		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
+	}
+	properties, err := message.EncodeProperties(m.Properties)
+	if err != nil {
+		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
+	}
+	body := m.Body
+	if body == nil {
+		body = []byte{}
+	}
+	var idempotency []byte
+	if m.IdempotencyKey != "" {
+		idempotency = []byte(m.IdempotencyKey)
+	}
+	return []any{
+		[]byte(m.MessageID), []byte(m.Key()), []byte(m.AggregateType), []byte(m.AggregateID), []byte(m.Type),
+		[]byte(m.Exchange), []byte(m.RoutingKey), m.Mandatory, properties, headers, body, idempotency,
+	}, nil
+}
+
+// validate holds what AMQP's short strings and our columns can carry: 255 bytes.
+func validate(m *message.Message) error {
+	for _, f := range []struct{ name, value string }{
+		{"message_id", m.MessageID},
+		{"ordering key", m.OrderingKey},
+		{"aggregate type", m.AggregateType},
+		{"aggregate id", m.AggregateID},
+		{"type", m.Type},
+		{"exchange", m.Exchange},
+		{"routing key", m.RoutingKey},
+		{"idempotency key", m.IdempotencyKey},
+		{"correlation_id", m.CorrelationID},
+		{"reply_to", m.ReplyTo},
+		{"app_id", m.AppID},
+		{"content_type", m.ContentType},
+	} {
+		if len(f.value) > message.MaxIDBytes {
+			return fmt.Errorf("%s has %d bytes; %d is the limit", f.name, len(f.value), message.MaxIDBytes)
+		}
+	}
+	if m.Exchange == "" {
+		return fmt.Errorf("no exchange")
+	}
+	return nil
+}

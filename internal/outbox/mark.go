@@ -1,0 +1,103 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"backstep/internal/sqltx"
+)
+
+// A mark is guarded by status and generation, so that it does not undo what an operator did
+// meanwhile. It is not guarded by the lease: what was confirmed was confirmed. The primary
+// key is forced: by an index on status it would wait for rows others are inserting.
+const markPublishedSQL = `
+UPDATE outbox_events FORCE INDEX (PRIMARY)
+   SET status = 'PUBLISHED', published_at = NOW(6), last_error = NULL, next_attempt_at = NULL
+ WHERE status = 'PENDING'
+   AND generation = ?
+   AND id IN (`
+
+// markPublished marks rows with one UPDATE for each generation among them; there is one
+// unless an operator has requeued something.
+func markPublished(ctx context.Context, db *sql.DB, rows []*row) error {
+	byGeneration := map[uint32][]any{}
+	for _, r := range rows {
+		byGeneration[r.generation] = append(byGeneration[r.generation], r.id)
+	}
+	for generation, ids := range byGeneration {
+		query := markPublishedSQL + sqltx.Placeholders(len(ids)) + ")"
+		err := sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) error {
+			_, err := tx.Exec(ctx, query, append([]any{generation}, ids...)...)
+			return err
+		})
+		// Harmless to repeat when the outcome of COMMIT is unknown: the guard makes it a no-op.
+		if err != nil {
+			return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
+		}
+	}
+	return nil
+}
+
+// Refusals and parks are decisions of the shard's owner alone: the lease's epoch is checked
+// in the same statement.
+const (
+	refuseSQL = `
+UPDATE outbox_events e
+  JOIN outbox_shards s ON s.shard = e.shard AND s.owner = ? AND s.epoch = ?
+   SET e.attempts = e.attempts + 1, e.last_error = ?, e.next_attempt_at = NOW(6) + INTERVAL ? MICROSECOND
+ WHERE e.id = ?
+   AND e.status = 'PENDING'
+   AND e.generation = ?`
+
+	parkSQL = `
+UPDATE outbox_events e
+  JOIN outbox_shards s ON s.shard = e.shard AND s.owner = ? AND s.epoch = ?
+   SET e.status = 'PARKED', e.last_error = ?, e.next_attempt_at = NULL
+ WHERE e.id = ?
+   AND e.status = 'PENDING'
+   AND e.generation = ?`
+)
+
+// refusal is a row the broker did not take, and what to write about it.
+type refusal struct {
+	row    *row
+	epoch  uint64
+	reason string
+	wait   time.Duration // until the next attempt
+	park   bool
+}
+
+// errNotOurs means the row or its shard changed hands, so there is nothing to decide here.
+var errNotOurs = errors.New("outbox: row or lease changed")
+
+func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
+	reason := strings.ToValidUTF8(f.reason, "\uFFFD")
+	if !f.park {
+		_, err := r.db.ExecContext(ctx, refuseSQL, []byte(r.cfg.ID), f.epoch, reason,
+			f.wait.Microseconds(), f.row.id, f.row.generation)
+		if err != nil {
+			return fmt.Errorf("record refusal of outbox row %d: %w", f.row.id, err)
+		}
+		return nil
+	}
+	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
+		res, err := tx.Exec(ctx, parkSQL, []byte(r.cfg.ID), f.epoch, reason, f.row.id, f.row.generation)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 {
+			return errors.Join(errNotOurs, err)
+		}
+		return r.cfg.Parked(ctx, tx, &f.row.msg, reason)
+	})
+	if err != nil {
+		return fmt.Errorf("park outbox row %d: %w", f.row.id, err)
+	}
+	r.cfg.Log.Info("outbox row parked", "row", f.row.id, "message_id", f.row.msg.MessageID,
+		"exchange", f.row.dest.exchange, "routing_key", f.row.dest.routingKey, "reason", reason)
+	return nil
+}

@@ -1,0 +1,73 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Relay publishes the rows of the shards it holds leases on. Any number of relays may run.
+type Relay struct {
+	db     *sql.DB
+	pub    Publisher
+	cfg    Config
+	leases *leases
+	wake   chan struct{}
+}
+
+// NewRelay returns a relay that is not running yet.
+func NewRelay(db *sql.DB, pub Publisher, cfg Config) *Relay {
+	cfg = cfg.withDefaults()
+	return &Relay{db: db, pub: pub, cfg: cfg, leases: newLeases(db, cfg), wake: make(chan struct{}, 1)}
+}
+
+// ID returns the relay's name in outbox_shards and relay_members.
+func (r *Relay) ID() string { return r.cfg.ID }
+
+// Shards returns how many shards this relay may publish now.
+func (r *Relay) Shards() int { return len(r.leases.owned()) }
+
+// Leads reports whether this relay is the one to do what only one should do, such as
+// sweeping: it holds the lease on shard 0.
+func (r *Relay) Leads() bool {
+	_, ok := r.leases.owned()[0]
+	return ok
+}
+
+// Wake makes the relay look for new rows now instead of at its next poll.
+func (r *Relay) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run publishes until ctx ends, then finishes what is in flight, releases its leases and
+// returns nil. Outages of the database or the broker never end it.
+func (r *Relay) Run(ctx context.Context) error {
+	r.cfg.Log.Info("relay started", "relay", r.cfg.ID)
+	// Leases are renewed until the last row in flight is settled.
+	leasing, stopLeasing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopLeasing()
+
+	var g errgroup.Group
+	g.Go(func() error { return r.leases.run(leasing) })
+	g.Go(func() error { return r.runSchedule(ctx) })
+	g.Go(func() error {
+		defer stopLeasing()
+		newPump(r).run(ctx)
+		return nil
+	})
+	err := g.Wait()
+
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if lerr := r.leases.leave(end); lerr != nil {
+		// Not worth an exit code: the others take over after the TTL.
+		r.cfg.Log.Warn("relay leases not released", "error", lerr)
+	}
+	r.cfg.Log.Info("relay stopped", "relay", r.cfg.ID)
+	return err
+}

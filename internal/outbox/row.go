@@ -1,0 +1,116 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"backstep/internal/message"
+)
+
+// row is an outbox row on its way through the relay.
+type row struct {
+	id         uint64
+	generation uint32
+	shard      int
+	attempts   int
+	key        string
+	dest       destination
+	msg        message.Message
+	fault      string // why it can never be published: it does not decode
+	sent       time.Time
+	alone      bool // it was sent with nothing else in flight, to see whether it is to blame
+}
+
+// destination is where a row goes; refusals hold a destination, not a row.
+type destination struct {
+	exchange, routingKey string
+	mandatory            bool
+}
+
+func (d destination) String() string {
+	return fmt.Sprintf("exchange %q, routing key %q", d.exchange, d.routingKey)
+}
+
+// One shard's part of a read. Served by ix_outbox_relay (shard, status, id) alone: no
+// filesort, no row of another shard or status is looked at.
+const selectPendingSQL = `
+(SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
+        exchange, routing_key, mandatory, properties, headers, payload, created_at
+   FROM outbox_events FORCE INDEX (ix_outbox_relay)
+  WHERE shard = ?
+    AND status = 'PENDING'
+    AND id > ?
+  ORDER BY id
+  LIMIT ?)`
+
+// readQuery returns one UNION ALL over the shards of after; shard IN (…) ORDER BY id would
+// sort. Each shard gives at most limit rows.
+func readQuery(after map[int]uint64, limit int) (query string, args []any) {
+	shards := make([]int, 0, len(after))
+	for s := range after {
+		shards = append(shards, s)
+	}
+	slices.Sort(shards)
+	parts := make([]string, 0, len(shards))
+	for _, s := range shards {
+		parts = append(parts, selectPendingSQL)
+		args = append(args, s, after[s], limit)
+	}
+	return strings.Join(parts, "\nUNION ALL"), args
+}
+
+// readPending returns the pending rows of the shards of after that follow the given ids, at
+// most limit of each shard, and how many bytes they hold.
+func readPending(ctx context.Context, db *sql.DB, after map[int]uint64, limit int) (rows []*row, bytes int, err error) {
+	query, args := readQuery(after, limit)
+	rs, err := db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+	}
+	defer rs.Close()
+	for rs.Next() {
+		r := &row{}
+		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
+		var created time.Time
+		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created); err != nil {
+			return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+		}
+		r.key = string(key)
+		r.dest.exchange, r.dest.routingKey = string(exchange), string(routingKey)
+		r.decode(properties, headers)
+		r.msg.MessageID = string(id)
+		r.msg.OrderingKey = r.key
+		r.msg.AggregateType, r.msg.AggregateID = string(aggType), string(aggID)
+		r.msg.Exchange, r.msg.RoutingKey, r.msg.Mandatory = r.dest.exchange, r.dest.routingKey, r.dest.mandatory
+		if r.msg.Timestamp.IsZero() {
+			r.msg.Timestamp = created // the same in every copy
+		}
+		rows = append(rows, r)
+		bytes += len(r.msg.Body) + len(headers) + len(properties)
+	}
+	if err := rs.Err(); err != nil {
+		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+	}
+	return rows, bytes, nil
+}
+
+// decode fills in properties and headers. A foreign writer may have stored anything: that
+// parks this row and no other.
+func (r *row) decode(properties, headers []byte) {
+	p, err := message.DecodeProperties(properties)
+	if err != nil {
+		r.fault = err.Error()
+		return
+	}
+	h, err := message.DecodeHeaders(headers)
+	if err != nil {
+		r.fault = err.Error()
+		return
+	}
+	r.msg.Properties, r.msg.Headers = p, h
+}

@@ -1,0 +1,107 @@
+// Package tracing carries one saga's trace through tables and queues. The context of the
+// span that created a message is stored with its row and travels in its headers, identical
+// in every copy; publishing and processing are children of it. Names and attributes are
+// those of the OpenTelemetry messaging conventions. Without a tracer provider nothing is
+// recorded, and a trace context that came in from outside is still handed on.
+package tracing
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"backstep/internal/message"
+)
+
+var propagator = propagation.TraceContext{}
+
+func tracer() trace.Tracer { return otel.Tracer("backstep") }
+
+// Create opens the short span of a message being added to the outbox and writes its context
+// into the headers. End it when the row is in the transaction.
+func Create(ctx context.Context, m *message.Message) trace.Span {
+	ctx, span := tracer().Start(ctx, "create "+destination(m), trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithAttributes(attributes("create", m)...))
+	propagator.Inject(ctx, carrier(m.Headers))
+	return span
+}
+
+// Publish opens the span of one publish, a child of the message's create span.
+func Publish(ctx context.Context, m *message.Message) trace.Span {
+	_, span := tracer().Start(Extract(ctx, m.Headers), "publish "+destination(m), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(attributes("send", m)...))
+	return span
+}
+
+// Process opens the span of a consumer handling a delivery, a child of its create span.
+func Process(ctx context.Context, d *message.Delivery) (context.Context, trace.Span) {
+	return tracer().Start(Extract(ctx, d.Headers), "process "+d.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(attributes("process", &d.Message)...),
+		trace.WithAttributes(attribute.Bool("messaging.rabbitmq.redelivered", d.Redelivered)))
+}
+
+// Step opens the span of one saga step or compensation.
+func Step(ctx context.Context, sagaID, step, direction string, attempt int) (context.Context, trace.Span) {
+	return tracer().Start(ctx, "step "+step, trace.WithAttributes(
+		attribute.String("saga.id", sagaID), attribute.String("saga.step", step),
+		attribute.String("saga.direction", direction), attribute.Int("saga.attempt", attempt)))
+}
+
+// End ends span, with err as its status if there is one.
+func End(span trace.Span, err error) {
+	if err != nil {
+		span.RecordError(err)
+		span.SetStatus(codes.Error, err.Error())
+	}
+	span.End()
+}
+
+// Extract returns ctx with the trace context of the headers, if they have one.
+func Extract(ctx context.Context, h message.Headers) context.Context {
+	return propagator.Extract(ctx, carrier(h))
+}
+
+// TraceID returns the trace id of ctx in hexadecimal, or "".
+func TraceID(ctx context.Context) string {
+	if sc := trace.SpanContextFromContext(ctx); sc.HasTraceID() {
+		return sc.TraceID().String()
+	}
+	return ""
+}
+
+func destination(m *message.Message) string {
+	if m.Exchange == message.CommandsExchange || m.Exchange == message.ParkedExchange {
+		return m.RoutingKey
+	}
+	return m.Exchange + ":" + m.RoutingKey
+}
+
+func attributes(operation string, m *message.Message) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String("messaging.system", "rabbitmq"),
+		attribute.String("messaging.operation.type", operation),
+		attribute.String("messaging.destination.name", m.Exchange+":"+m.RoutingKey),
+		attribute.String("messaging.rabbitmq.destination.routing_key", m.RoutingKey),
+		attribute.String("messaging.message.id", m.MessageID),
+		attribute.String("messaging.message.conversation_id", m.CorrelationID),
+	}
+}
+
+// carrier lets the propagator read headers, whether the client sent text or bytes.
+type carrier message.Headers
+
+func (c carrier) Get(key string) string { return message.Headers(c).String(key) }
+
+func (c carrier) Set(key, value string) { c[key] = value }
+
+func (c carrier) Keys() []string {
+	keys := make([]string, 0, len(c))
+	for k := range c {
+		keys = append(keys, k)
+	}
+	return keys
+}
