@@ -1,0 +1,117 @@
+package testenv
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"sync"
+	"testing"
+	"time"
+)
+
+// shared are the servers of this test binary, started by the first test that needs them.
+// The tests of a package have nobody to pass them on but the package's variables.
+var shared struct {
+	mu      sync.Mutex // held while they start
+	servers *Servers
+	err     error
+}
+
+// Main is for TestMain: it runs the tests, stops the servers they used and exits. Servers
+// are those in TEST_MYSQL_DSN, TEST_AMQP_URL and TEST_AMQP_MANAGEMENT_URL, else they are
+// started when the first test asks for them.
+func Main(m *testing.M) { os.Exit(M{m}.Run()) }
+
+// M is Main for a package that looks for leaked goroutines: goleak.VerifyTestMain(testenv.M{M: m}).
+type M struct{ *testing.M }
+
+// Run runs the tests, stops the servers they used and returns the exit code.
+func (m M) Run() int {
+	code := m.M.Run()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.servers == nil {
+		return code
+	}
+	if err := shared.servers.Stop(); err != nil {
+		_, _ = os.Stderr.WriteString("testenv: " + err.Error() + "\n")
+		return 1
+	}
+	return code
+}
+
+// Shared returns the servers that all tests of the package share.
+func Shared(t testing.TB) *Servers {
+	t.Helper()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.servers == nil && shared.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		shared.servers, shared.err = Start(ctx, Given())
+	}
+	if shared.err != nil {
+		t.Fatalf("testenv: %v", shared.err)
+	}
+	return shared.servers
+}
+
+// startTimeout leaves time to install packages or pull images.
+const startTimeout = 10 * time.Minute
+
+// Given returns the options that name the servers in the TEST_ variables of the environment.
+func Given() Options {
+	return Options{
+		MySQLDSN:      os.Getenv("TEST_MYSQL_DSN"),
+		AMQPURL:       os.Getenv("TEST_AMQP_URL"),
+		ManagementURL: os.Getenv("TEST_AMQP_MANAGEMENT_URL"),
+	}
+}
+
+// Private starts servers that the test has for itself, so that it may stop and kill them,
+// and stops them when it ends.
+func Private(t testing.TB) *Servers {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	s, err := Start(ctx, Options{})
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Errorf("testenv: %v", err)
+		}
+	})
+	return s
+}
+
+// Database creates an empty database on the shared server and returns its DSN. It is
+// dropped when the test ends.
+func Database(t testing.TB) string {
+	t.Helper()
+	return Shared(t).Database(t)
+}
+
+// Database creates an empty database and returns its DSN. It is dropped when the test ends.
+func (s *Servers) Database(t testing.TB) string {
+	t.Helper()
+	name := "test_" + randomName()
+	s.exec(t, t.Context(), "CREATE DATABASE "+name+" CHARACTER SET utf8mb4")
+	t.Cleanup(func() { s.exec(t, context.Background(), "DROP DATABASE "+name) })
+	return s.DSN(name)
+}
+
+func (s *Servers) exec(t testing.TB, ctx context.Context, query string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	db, err := sql.Open("mysql", s.DSN(""))
+	if err != nil {
+		t.Fatalf("testenv: open the database: %v", err)
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := db.ExecContext(ctx, query); err != nil {
+		t.Fatalf("testenv: %s: %v", query, err)
+	}
+}
