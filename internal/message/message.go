@@ -84,6 +84,11 @@ type Message struct {
 	// IdempotencyKey, when not empty, makes adding the same key again a no-op for as long as
 	// the first row exists.
 	IdempotencyKey string
+
+	// Failure is set by the lane on a message whose last try in this process did not end: it
+	// panicked, or the connection died under it again and again. A handler counts a failed
+	// attempt for it and does not run it.
+	Failure string
 }
 
 // NewID returns a new message id: a UUIDv7, so ids sort by time and carry their age.

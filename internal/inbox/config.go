@@ -1,0 +1,89 @@
+package inbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"backstep/internal/message"
+	"backstep/internal/sqltx"
+)
+
+// Handler does the work of a batch inside the lane's transaction and gives one Outcome for
+// each message, in order. It must not keep tx. If the transaction was ended by the server
+// (tx.Err) the outcomes do not matter: the batch is run again.
+type Handler interface {
+	HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) []message.Outcome
+}
+
+// Source is what a lane needs of a broker.
+type Source interface {
+	// Subscribe waits for the broker and consumes queue on a channel of its own.
+	Subscribe(ctx context.Context, queue string, prefetch int) (Subscription, error)
+}
+
+// Subscription is one consumer of one session. Its tags mean nothing to any other.
+type Subscription interface {
+	// Deliveries is closed when the channel, its session or the consumer is gone.
+	Deliveries() <-chan message.Delivery
+	Ack(tag uint64, multiple bool) error
+	Nack(tag uint64, multiple, requeue bool) error
+	// Reopen goes on with another prefetch.
+	Reopen(ctx context.Context, prefetch int) error
+	// Cancel stops new deliveries; Deliveries closes after those that had arrived.
+	Cancel() error
+	Close() error
+	Err() error
+}
+
+// Config is a lane's. Zero fields mean the defaults.
+type Config struct {
+	Queue   string
+	Handler Handler
+
+	Batch     int           // most messages in one transaction; default 32; prefetch is twice this
+	MaxBody   int           // bytes; larger messages are parked; default 256 KiB
+	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
+	MaxHold   time.Duration // how long deliveries are held while the database is away, before they
+	// go back to the broker; well below its consumer time-out (30 min); default 10 min
+
+	MaxAttempts int           // of a message whose handler says Retry; default 10
+	RetryBase   time.Duration // default 1 s
+	RetryMax    time.Duration // default 5 min
+	DeferLimit  time.Duration // how long deferred messages come back before they are parked; default 15 min
+
+	// Parked is called in the transaction that parks a message, to tell whoever waits for it.
+	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
+
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if c.Batch == 0 {
+		c.Batch = 32
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 256 << 10
+	}
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = 10
+	}
+	def(&c.Retention, 14*24*time.Hour)
+	def(&c.MaxHold, 10*time.Minute)
+	def(&c.RetryBase, time.Second)
+	def(&c.RetryMax, 5*time.Minute)
+	def(&c.DeferLimit, 15*time.Minute)
+	if c.Parked == nil {
+		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	c.Log = c.Log.With("queue", c.Queue)
+	return c
+}

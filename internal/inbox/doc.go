@@ -1,0 +1,18 @@
+// Package inbox turns deliveries into transactions, once each. It owns inbox_messages.
+//
+// A Lane is one consumer, one goroutine and one transaction at a time. It takes the first
+// delivery and what is already there, records all message ids, lets the Handler work, adds
+// what follows to the outbox, commits, and acknowledges with one cumulative ack.
+//
+// Promised: a message's database effects are applied once per queue, however often it is
+// delivered within the retention; an older one is parked, not processed. An inbox record
+// commits only together with the delivery's consequence. A failing message harms no
+// neighbour. Time in which the database is away spends nothing and parks nothing.
+//
+//	delivery ──► recorded ──► handled ──► committed ──► acked
+//	                │            │
+//	                │            ├── parked:   no record; a copy goes to <queue>.parked; acked
+//	                │            ├── deferred: no record; the same id comes back later; acked
+//	                │            └── retry:    recorded; a new id comes back later; acked
+//	                └── duplicate: acked
+package inbox

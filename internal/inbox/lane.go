@@ -1,0 +1,250 @@
+package inbox
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"backstep/internal/message"
+	"backstep/internal/sqltx"
+)
+
+var (
+	// errPanic means a handler panicked; the text has the stack.
+	errPanic = errors.New("panic in handler")
+	// errHeldTooLong means the database stayed away until the broker would have complained.
+	errHeldTooLong = errors.New("deliveries held too long; handing them back")
+)
+
+// Lane consumes one queue, a batch at a time.
+type Lane struct {
+	db    *sql.DB
+	src   Source
+	cfg   Config
+	stats *Stats
+}
+
+// NewLane returns a lane that is not running yet. stats may be shared between lanes.
+func NewLane(db *sql.DB, src Source, cfg Config, stats *Stats) *Lane {
+	return &Lane{db: db, src: src, cfg: cfg.withDefaults(), stats: stats}
+}
+
+// Run consumes until ctx ends, then requeues what it has not started, finishes the
+// transaction in hand and returns nil. Outages of the database or the broker never end it.
+func (l *Lane) Run(ctx context.Context) error {
+	for try := 0; ctx.Err() == nil; try++ {
+		if _, err := l.awaitDatabase(ctx, 0); err != nil {
+			break // only ctx ends it
+		}
+		began := time.Now()
+		err := l.consume(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		l.cfg.Log.Warn("consumer ended; subscribing again", "error", err)
+		if time.Since(began) > time.Minute {
+			try = 0
+		}
+		sleep(ctx, rand.N(min(5*time.Second, 100*time.Millisecond<<min(try, 6)))) //nolint:gosec // jitter
+	}
+	return nil
+}
+
+// consume works on one subscription until it ends.
+func (l *Lane) consume(ctx context.Context) error {
+	// Prefetch 1 at first: with a full prefetch a process that crashes on a poison message
+	// again and again would burn the delivery counts of its innocent neighbours too.
+	sub, err := l.src.Subscribe(ctx, l.cfg.Queue, 1)
+	if err != nil {
+		return err
+	}
+	defer sub.Close() //nolint:errcheck // the broker requeues what we have not acked either way
+	open := false
+	for {
+		select {
+		case <-ctx.Done():
+			return l.drain(sub)
+		case d, ok := <-sub.Deliveries():
+			if !ok {
+				return errors.Join(errors.New("subscription ended"), sub.Err())
+			}
+			batch := l.collect(d, sub.Deliveries())
+			if err := l.process(ctx, sub, batch); err != nil {
+				return err
+			}
+			if !open && !d.Redelivered {
+				open = true
+				if err := sub.Reopen(ctx, 2*l.cfg.Batch); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// collect takes d and what is already there: a lone message is not held back for more.
+func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []message.Delivery {
+	batch := []message.Delivery{d}
+	for len(batch) < l.cfg.Batch {
+		select {
+		case d, ok := <-more:
+			if !ok {
+				return batch
+			}
+			batch = append(batch, d)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// drain hands back what was not started.
+func (l *Lane) drain(sub Subscription) error {
+	if err := sub.Cancel(); err != nil {
+		return err
+	}
+	var last uint64
+	for d := range sub.Deliveries() {
+		last = d.Tag
+	}
+	if last == 0 {
+		return nil
+	}
+	// Everything before was acked, so this covers exactly what was not started.
+	return sub.Nack(last, true, true)
+}
+
+// process runs a batch in one transaction and acks it. What fails together is run apart:
+// conflicts first in place, then in halves; a panic alone.
+func (l *Lane) process(ctx context.Context, sub Subscription, batch []message.Delivery) error {
+	work := []*group{{ds: batch}}
+	for len(work) > 0 {
+		g := work[0]
+		// The transaction in hand is finished even when ctx ends; a wait is not.
+		err := l.transact(context.WithoutCancel(ctx), g)
+		if err == nil {
+			// Groups run in the order of their tags, so all lower tags are settled.
+			if err := sub.Ack(g.ds[len(g.ds)-1].Tag, true); err != nil {
+				return fmt.Errorf("ack: %w", err)
+			}
+			work = work[1:]
+			continue
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		parts, err := l.recover(ctx, g, err)
+		if err != nil {
+			return err
+		}
+		work = append(parts, work[1:]...)
+	}
+	return nil
+}
+
+// group is deliveries that share a transaction, and how often it failed.
+type group struct {
+	ds                     []message.Delivery
+	conflicts, lost, fails int
+}
+
+func (g *group) halves() []*group {
+	h := len(g.ds) / 2
+	return []*group{{ds: g.ds[:h]}, {ds: g.ds[h:]}}
+}
+
+func (g *group) singles() []*group {
+	out := make([]*group, len(g.ds))
+	for i := range g.ds {
+		out[i] = &group{ds: g.ds[i : i+1]}
+	}
+	return out
+}
+
+// maxLost is how often a message alone may lose its connection to a server that is up.
+const maxLost = 3
+
+// recover decides how to go on after the transaction of g failed with err. Nothing is spent
+// and nothing parked for conflicts and outages.
+func (l *Lane) recover(ctx context.Context, g *group, err error) ([]*group, error) {
+	switch sqltx.Classify(err) {
+	case sqltx.Conflict:
+		g.conflicts++
+		l.stats.Conflicts.Add(1)
+		if perr := sqltx.Pause(ctx, g.conflicts); perr != nil {
+			return nil, perr
+		}
+		if g.conflicts > 1 && len(g.ds) > 1 {
+			return g.halves(), nil
+		}
+		return []*group{g}, nil
+	case sqltx.Lost, sqltx.ReadOnly:
+		// Also an unknown outcome of COMMIT: run again, the inbox decides.
+		wasUp, herr := l.hold(ctx, err)
+		if herr != nil {
+			return nil, herr
+		}
+		if !wasUp {
+			return []*group{g}, nil
+		}
+		if g.lost++; g.lost < maxLost {
+			return []*group{g}, nil
+		}
+	}
+	g.fails++
+	l.cfg.Log.Error("batch failed", "messages", len(g.ds), "error", err)
+	if len(g.ds) > 1 {
+		return g.singles(), nil
+	}
+	// Alone: the next try only counts the failed attempt; if even that fails, it is parked.
+	g.ds[0].Failure = validText(err.Error())
+	if perr := sqltx.Pause(ctx, g.fails); perr != nil {
+		return nil, perr
+	}
+	return []*group{g}, nil
+}
+
+// hold keeps the deliveries while the database is away. It reports whether the database was
+// up at once, so that the message may be to blame.
+func (l *Lane) hold(ctx context.Context, cause error) (wasUp bool, err error) {
+	if sqltx.Probe(ctx, l.db) == nil {
+		return true, nil
+	}
+	l.cfg.Log.Warn("database away; holding deliveries", "error", cause)
+	began := time.Now()
+	_, err = l.awaitDatabase(ctx, l.cfg.MaxHold)
+	if err == nil {
+		l.cfg.Log.Info("database back", "after", time.Since(began).Round(time.Millisecond))
+	}
+	return false, err
+}
+
+// awaitDatabase probes until the database takes writes, ctx ends, or limit is over (0: none).
+func (l *Lane) awaitDatabase(ctx context.Context, limit time.Duration) (time.Duration, error) {
+	began := time.Now()
+	for try := 0; ; try++ {
+		if sqltx.Probe(ctx, l.db) == nil {
+			return time.Since(began), nil
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if limit > 0 && time.Since(began) > limit {
+			return 0, errHeldTooLong
+		}
+		sleep(ctx, 50*time.Millisecond+rand.N(min(time.Second, 50*time.Millisecond<<min(try, 5)))) //nolint:gosec // jitter
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

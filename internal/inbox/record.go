@@ -1,0 +1,126 @@
+package inbox
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"backstep/internal/sqltx"
+)
+
+// errDuplicate means at least one message of the batch has been processed before.
+var errDuplicate = errors.New("inbox: duplicate in batch")
+
+// Plain INSERT on purpose: IGNORE hides other errors, and an upsert that changes nothing
+// reports one row like a fresh insert when clientFoundRows is on.
+const recordSQL = `INSERT INTO inbox_messages (consumer, message_id) VALUES `
+
+const selectRecordedSQL = `
+SELECT message_id
+  FROM inbox_messages
+ WHERE consumer = ?
+   AND message_id IN (`
+
+const unrecordSQL = `
+DELETE FROM inbox_messages
+ WHERE consumer = ?
+   AND message_id IN (`
+
+// record writes one row for each id, sorted, so that two batches with common ids wait for
+// each other instead of deadlocking. errDuplicate if any of them is there already.
+func record(ctx context.Context, tx *sqltx.Tx, consumer string, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	ids = slices.Sorted(slices.Values(ids))
+	args := make([]any, 0, 2*len(ids))
+	for _, id := range ids {
+		args = append(args, []byte(consumer), []byte(id))
+	}
+	_, err := tx.Exec(ctx, recordSQL+sqltx.Tuples(len(ids), 2), args...)
+	switch sqltx.Classify(err) {
+	case sqltx.None:
+		return nil
+	case sqltx.Duplicate:
+		return errDuplicate
+	}
+	return fmt.Errorf("record %d messages: %w", len(ids), err)
+}
+
+// unrecord takes back the rows of messages that are parked or deferred: they keep their id,
+// and when they come back they are not duplicates.
+func unrecord(ctx context.Context, tx *sqltx.Tx, consumer string, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, unrecordSQL+sqltx.Placeholders(len(ids))+")", idArgs(consumer, ids)...); err != nil {
+		return fmt.Errorf("take back %d inbox records: %w", len(ids), err)
+	}
+	return nil
+}
+
+func idArgs(consumer string, ids []string) []any {
+	args := make([]any, 0, 1+len(ids))
+	args = append(args, []byte(consumer))
+	for _, id := range ids {
+		args = append(args, []byte(id))
+	}
+	return args
+}
+
+// Recorded returns which of ids consumer has processed.
+func Recorded(ctx context.Context, q sqltx.Querier, consumer string, ids []string) (map[string]bool, error) {
+	seen := make(map[string]bool, len(ids))
+	if len(ids) == 0 {
+		return seen, nil
+	}
+	rows, err := q.QueryContext(ctx, selectRecordedSQL+sqltx.Placeholders(len(ids))+")", idArgs(consumer, ids)...)
+	if err != nil {
+		return nil, fmt.Errorf("read inbox: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id []byte
+		if err := rows.Scan(&id); err != nil {
+			return nil, fmt.Errorf("read inbox: %w", err)
+		}
+		seen[string(id)] = true
+	}
+	return seen, rows.Err()
+}
+
+// sweepMargin keeps records longer than the age at which messages are refused, so that
+// clocks that differ, and a copy being processed right now, cannot fall between the two.
+const sweepMargin = 24 * time.Hour
+
+// Served by ix_inbox_retention (processed_at).
+const sweepSQL = `
+DELETE FROM inbox_messages
+ WHERE processed_at < NOW(6) - INTERVAL ? SECOND
+ ORDER BY processed_at
+ LIMIT ?`
+
+// Sweep deletes at most limit records older than the retention and a day's margin, and
+// returns how many it deleted. Lanes park messages older than the retention, so a record is
+// never missed.
+func Sweep(ctx context.Context, db *sql.DB, retention time.Duration, limit int) (int64, error) {
+	var n int64
+	err := sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) error {
+		res, err := tx.Exec(ctx, sweepSQL, int64((retention + sweepMargin).Seconds()), limit)
+		if err != nil {
+			return err
+		}
+		n, err = res.RowsAffected()
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("sweep inbox: %w", err)
+	}
+	return n, nil
+}
+
+func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
