@@ -7,18 +7,22 @@ import (
 	"backstep/internal/sqltx"
 )
 
-// Mux is a Handler that hands each message to the handler of its type. A message of another
-// type is parked.
-type Mux map[string]Handler
+// Mux is a Handler that hands each message to the one it is for: saga commands and replies,
+// known by their x-saga-id header, to Sagas; others by their type. What is for nobody is
+// parked.
+type Mux struct {
+	Types map[string]Handler // comparable, as pointers are
+	Sagas Handler
+}
 
 // HandleBatch calls every handler involved once, with its messages in their order.
-func (x Mux) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) []message.Outcome {
+func (x *Mux) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) []message.Outcome {
 	out := make([]message.Outcome, len(msgs))
 	var order []Handler
 	index := map[Handler][]int{}
 	for i := range msgs {
-		h, ok := x[msgs[i].Type]
-		if !ok {
+		h := x.handler(&msgs[i])
+		if h == nil {
 			out[i] = message.Park("unknown message type %q", msgs[i].Type)
 			continue
 		}
@@ -36,8 +40,18 @@ func (x Mux) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Messa
 			out[index[h][k]] = o
 		}
 		if tx.Err() != nil {
-			break
+			break // the lane runs the batch again
 		}
 	}
 	return out
+}
+
+func (x *Mux) handler(m *message.Message) Handler {
+	if h, ok := x.Types[m.Type]; ok {
+		return h
+	}
+	if m.Headers.String(message.HeaderSagaID) != "" {
+		return x.Sagas
+	}
+	return nil
 }

@@ -39,6 +39,14 @@ func Join(tx *sql.Tx) *Tx { return &Tx{tx: tx} }
 // Err returns the error that ended the transaction, or nil while it is alive.
 func (t *Tx) Err() error { return t.err }
 
+// Fail ends the transaction from the inside: every later statement is refused, and it is
+// rolled back instead of committed.
+func (t *Tx) Fail(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
 // Writes returns the statements that wrote so far, in order; those of a rolled back
 // savepoint included.
 func (t *Tx) Writes() []Write { return t.writes }

@@ -24,11 +24,15 @@ func tracer() trace.Tracer { return otel.Tracer("backstep") }
 // Create opens the short span of a message being added to the outbox and writes its context
 // into the headers. End it when the row is in the transaction.
 func Create(ctx context.Context, m *message.Message) trace.Span {
-	ctx, span := tracer().Start(ctx, "create "+destination(m), trace.WithSpanKind(trace.SpanKindProducer),
+	ctx, span := tracer().Start(Extract(ctx, m.Headers), "create "+destination(m), trace.WithSpanKind(trace.SpanKindProducer),
 		trace.WithAttributes(attributes("create", m)...))
 	propagator.Inject(ctx, carrier(m.Headers))
 	return span
 }
+
+// Carry writes ctx's span into m's headers, so that the create span of a message that is
+// added later, with others, is still the child of the step that caused it.
+func Carry(ctx context.Context, m *message.Message) { propagator.Inject(ctx, carrier(m.Headers)) }
 
 // Publish opens the span of one publish, a child of the message's create span.
 func Publish(ctx context.Context, m *message.Message) trace.Span {
