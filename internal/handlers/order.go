@@ -1,0 +1,172 @@
+package handlers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"unicode/utf8"
+
+	"backstep/internal/message"
+	"backstep/internal/sqltx"
+)
+
+// CreateOrder is the body of order.create. Money is in cents.
+type CreateOrder struct {
+	Customer     string `json:"customer"`
+	Items        []Item `json:"items"`
+	TotalCents   int64  `json:"total_cents"`   // must be the sum of the lines
+	PaymentToken string `json:"payment_token"` // one that starts with "decline" is declined
+	ShipTo       ShipTo `json:"ship_to"`       // country ZZ is refused
+}
+
+// Item is one line of an order. Lines of one SKU are added up.
+type Item struct {
+	SKU        string `json:"sku"`
+	Quantity   int64  `json:"quantity"`
+	PriceCents int64  `json:"price_cents"`
+}
+
+// ShipTo is where an order goes.
+type ShipTo struct {
+	Name    string `json:"name"`
+	Street  string `json:"street"`
+	City    string `json:"city"`
+	Country string `json:"country"` // two letters
+}
+
+// Order is what the saga's steps receive: the order as it was stored.
+type Order struct {
+	ID string `json:"id"`
+	CreateOrder
+}
+
+// Limits of one order: what the columns hold, and what a transaction should lock.
+const (
+	maxLines = 1000
+	maxSKU   = 64
+	maxText  = 255
+)
+
+// decode reads an order.create body. The error says in words what is wrong with it.
+func decode(body []byte) (CreateOrder, error) {
+	var o CreateOrder
+	if !utf8.Valid(body) {
+		return o, errors.New("body is not valid UTF-8")
+	}
+	if err := json.Unmarshal(body, &o); err != nil {
+		return o, fmt.Errorf("body does not decode: %w", err)
+	}
+	return o, o.validate()
+}
+
+func (o *CreateOrder) validate() error {
+	switch {
+	case len(o.Items) == 0:
+		return errors.New("the order has no lines")
+	case len(o.Items) > maxLines:
+		return fmt.Errorf("the order has %d lines; %d is the limit", len(o.Items), maxLines)
+	}
+	for _, f := range []struct{ name, value string }{{"customer", o.Customer}, {"payment_token", o.PaymentToken}} {
+		if utf8.RuneCountInString(f.value) > maxText {
+			return fmt.Errorf("%s has more than %d characters", f.name, maxText)
+		}
+	}
+	var total int64
+	quantities := make(map[string]int64, len(o.Items))
+	for i, it := range o.Items {
+		switch {
+		case strings.TrimSpace(it.SKU) == "":
+			return fmt.Errorf("line %d has a blank SKU", i+1)
+		case len(it.SKU) > maxSKU:
+			return fmt.Errorf("line %d has a SKU of %d bytes; %d is the limit", i+1, len(it.SKU), maxSKU)
+		case it.Quantity <= 0:
+			return fmt.Errorf("line %d has quantity %d", i+1, it.Quantity)
+		case it.PriceCents <= 0:
+			return fmt.Errorf("line %d has price %d", i+1, it.PriceCents)
+		case it.PriceCents > math.MaxInt64/it.Quantity:
+			return fmt.Errorf("line %d overflows: %d × %d", i+1, it.Quantity, it.PriceCents)
+		case total > math.MaxInt64-it.Quantity*it.PriceCents:
+			return fmt.Errorf("the total overflows at line %d", i+1)
+		case quantities[it.SKU] > math.MaxInt64-it.Quantity:
+			return fmt.Errorf("the quantity of %s overflows at line %d", it.SKU, i+1)
+		}
+		total += it.Quantity * it.PriceCents
+		quantities[it.SKU] += it.Quantity
+	}
+	if total != o.TotalCents {
+		return fmt.Errorf("total_cents is %d but the lines add up to %d", o.TotalCents, total)
+	}
+	return nil
+}
+
+// event makes a domain event about an order. Its key is the order: events of one order
+// arrive in the order they happened.
+func event(name, orderID string, fields map[string]any) message.Message {
+	fields["order_id"] = orderID
+	body, err := json.Marshal(fields)
+	if err != nil {
+		panic(err) // maps of plain values always marshal
+	}
+	return message.Message{
+		Properties: message.Properties{MessageID: message.NewID(), Type: name, CorrelationID: orderID},
+		Body:       body,
+		Exchange:   message.EventsExchange, RoutingKey: name,
+		OrderingKey: orderID, AggregateType: "order", AggregateID: orderID,
+	}
+}
+
+const (
+	insertOrderSQL = `
+INSERT INTO orders (id, request_id, customer, total_cents, payment_token, ship_to)
+VALUES (?, ?, ?, ?, ?, ?)`
+
+	insertItemsSQL = `INSERT INTO order_items (order_id, line, sku, quantity, price_cents) VALUES `
+
+	setOrderStatusSQL = `
+UPDATE orders
+   SET status = ?, reason = ?, updated_at = NOW(6)
+ WHERE id = ?`
+)
+
+func insertOrder(ctx context.Context, tx *sqltx.Tx, o Order, requestID string) error {
+	shipTo, err := json.Marshal(o.ShipTo)
+	if err != nil {
+		return fmt.Errorf("insert order: %w", err)
+	}
+	if _, err := tx.Exec(ctx, insertOrderSQL, []byte(o.ID), []byte(requestID), o.Customer, o.TotalCents,
+		o.PaymentToken, shipTo); err != nil {
+		return fmt.Errorf("insert order: %w", err)
+	}
+	args := make([]any, 0, 5*len(o.Items))
+	for i, it := range o.Items {
+		args = append(args, []byte(o.ID), i, []byte(it.SKU), it.Quantity, it.PriceCents)
+	}
+	if _, err := tx.Exec(ctx, insertItemsSQL+sqltx.Tuples(len(o.Items), 5), args...); err != nil {
+		return fmt.Errorf("insert %d lines of order %s: %w", len(o.Items), o.ID, err)
+	}
+	return nil
+}
+
+// setStatus sets an order's status; an empty reason is stored as none.
+func setStatus(ctx context.Context, tx *sqltx.Tx, orderID, status, reason string) error {
+	var why any
+	if reason != "" {
+		why = strings.ToValidUTF8(reason, "\uFFFD")
+	}
+	res, err := tx.Exec(ctx, setOrderStatusSQL, status, why, []byte(orderID))
+	if err != nil {
+		return fmt.Errorf("set order %s to %s: %w", orderID, status, err)
+	}
+	n, err := res.RowsAffected()
+	if err == nil && n != 1 {
+		err = fmt.Errorf("%d orders have this id", n)
+	}
+	if err != nil {
+		return fmt.Errorf("set order %s to %s: %w", orderID, status, err)
+	}
+	return nil
+}
+
