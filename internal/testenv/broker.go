@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"testing"
@@ -19,6 +20,8 @@ type Broker struct {
 	URL           string // AMQP, with credentials and the virtual host
 	ManagementURL string // root of the management API, with credentials
 	Vhost         string
+
+	lasting bool // see Servers.lasting
 }
 
 // Vhost creates a virtual host on the shared broker. It is deleted when the test ends.
@@ -31,9 +34,9 @@ func Vhost(t testing.TB) *Broker {
 func (s *Servers) Vhost(t testing.TB) *Broker {
 	t.Helper()
 	vhost := "test-" + randomName()
-	b := &Broker{URL: s.AMQPURL(vhost), ManagementURL: s.ManagementURL(), Vhost: vhost}
+	b := &Broker{URL: s.AMQPURL(vhost), ManagementURL: s.ManagementURL(), Vhost: vhost, lasting: s.lasting()}
 	b.manage(t, http.MethodPut, nil, "vhosts", vhost)
-	t.Cleanup(func() { b.manage(t, http.MethodDelete, nil, "vhosts", vhost) })
+	t.Cleanup(func() { b.delete(t, "vhosts", vhost) })
 	b.permit(t, s.amqp.User.Username(), ".*", ".*", ".*")
 	return b
 }
@@ -49,7 +52,7 @@ func (b *Broker) User(t testing.TB, configure, write, read string) string {
 	name := "test-" + randomName()
 	u.User = url.UserPassword(name, name)
 	b.manage(t, http.MethodPut, map[string]string{"password": name, "tags": ""}, "users", name)
-	t.Cleanup(func() { b.manage(t, http.MethodDelete, nil, "users", name) })
+	t.Cleanup(func() { b.delete(t, "users", name) })
 	b.permit(t, name, configure, write, read)
 	return u.String()
 }
@@ -212,26 +215,39 @@ func (b *Broker) channel(t testing.TB, use func(*amqp.Channel) error) {
 // manage calls the management API at the path made of the segments and returns its answer.
 func (b *Broker) manage(t testing.TB, method string, body any, segments ...string) []byte {
 	t.Helper()
-	u, err := url.Parse(b.ManagementURL)
+	answer, err := b.call(t.Context(), method, body, segments...)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
+	}
+	return answer
+}
+
+// delete is for t.Cleanup, where the test's context is done.
+func (b *Broker) delete(t testing.TB, segments ...string) {
+	t.Helper()
+	if _, err := b.call(context.Background(), http.MethodDelete, nil, segments...); err != nil && b.lasting {
+		t.Errorf("testenv: %v", err)
+	}
+}
+
+func (b *Broker) call(ctx context.Context, method string, body any, segments ...string) ([]byte, error) {
+	u, err := url.Parse(b.ManagementURL)
+	if err != nil {
+		return nil, err
 	}
 	path := "api"
 	for _, s := range segments {
 		path += "/" + url.PathEscape(s)
 	}
-	payload, err := json.Marshal(body)
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
+	var payload io.Reader = http.NoBody
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		payload = bytes.NewReader(text)
 	}
-	if body == nil {
-		payload = nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // also in t.Cleanup, where t's is done
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	answer, err := callManagement(ctx, method, u.JoinPath(path), bytes.NewReader(payload))
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
-	return answer
+	return callManagement(ctx, method, u.JoinPath(path), payload)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // guardScript waits until the pipe on its standard input has no writer left. Then it kills
-// process group $1, runs the command in $3 and after, if any, and removes folder $2. The
+// process group $1, runs the command in $3 and after, if any, in folder $2, and removes that. The
 // killed may still be closing files while rm runs, so rm gets a few tries.
 const guardScript = `
 cat >/dev/null
@@ -51,7 +51,7 @@ func newGuard(dir string, cleanup ...string) (*guard, error) {
 	group := leader.Process.Pid
 	args := append([]string{"-c", guardScript, "guard", fmt.Sprint(group), dir}, cleanup...)
 	watcher := exec.Command("/bin/sh", args...)
-	watcher.Stdin = r
+	watcher.Stdin, watcher.Dir = r, dir
 	watcher.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := watcher.Start(); err != nil {
 		_ = w.Close()

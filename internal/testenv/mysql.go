@@ -116,6 +116,7 @@ func rootConfig(addr string) *mysql.Config {
 
 func pingMySQL(ctx context.Context, cfg *mysql.Config) error {
 	cfg = cfg.Clone()
+	cfg.DBName = ""                 // it may be one that is still to be created
 	cfg.Logger = &mysql.NopLogger{} // a server that is still starting is not worth a line
 	connector, err := mysql.NewConnector(cfg)
 	if err != nil {

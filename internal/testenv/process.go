@@ -28,6 +28,10 @@ type process struct {
 	done chan struct{} // closed when cmd has ended and is reaped
 }
 
+// serveTimeout is how long a server may take to serve: far more than it ever needs, but a
+// test that hangs says less than one that fails.
+const serveTimeout = 2 * time.Minute
+
 // start starts the process and returns once it serves. After an error it does not run.
 func (p *process) start(ctx context.Context) error {
 	if p.pid() != 0 {
@@ -52,6 +56,8 @@ func (p *process) start(ctx context.Context) error {
 	p.cmd, p.done = cmd, done
 	p.mu.Unlock()
 
+	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
+	defer cancel()
 	if err := wait(ctx, done, p.ready); err != nil {
 		_ = p.kill() // it may have ended by itself
 		return fmt.Errorf("start %s: %w\n%s", p.name, err, p.tail())

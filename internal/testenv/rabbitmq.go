@@ -101,8 +101,8 @@ log.console.level = warning
 	r := &rabbit{
 		ctl:  programs.ctl,
 		env:  env,
-		url:  &url.URL{Scheme: "amqp", User: url.UserPassword("guest", "guest"), Host: fmt.Sprintf("127.0.0.1:%d", amqpPort), Path: "/"},
-		http: &url.URL{Scheme: "http", User: url.UserPassword("guest", "guest"), Host: fmt.Sprintf("127.0.0.1:%d", httpPort)},
+		url:  guestURL("amqp", amqpPort),
+		http: guestURL("http", httpPort),
 	}
 	// Without an epmd there the node would start one that outlives it.
 	r.epmd = &process{
@@ -126,9 +126,14 @@ log.console.level = warning
 		ready:   func(ctx context.Context) error { return pingRabbitMQ(ctx, r.url, r.http) },
 	}
 	if err := r.epmd.start(ctx); err != nil {
-		return nil, err
+		return r, err
 	}
 	return r, r.start(ctx)
+}
+
+// guestURL is a URL on this machine for the user that a new broker has.
+func guestURL(scheme string, port int) *url.URL {
+	return &url.URL{Scheme: scheme, User: url.UserPassword("guest", "guest"), Host: fmt.Sprintf("127.0.0.1:%d", port)}
 }
 
 func (r *rabbit) reaped() {

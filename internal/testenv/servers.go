@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -85,79 +83,43 @@ func (s *Servers) start(ctx context.Context, o Options) error {
 	if s.database != nil && s.broker != nil {
 		return nil
 	}
-	return s.startProcesses(ctx, o)
-}
-
-// useGiven takes the servers whose addresses are given and checks that they answer.
-func (s *Servers) useGiven(ctx context.Context, o Options) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	if o.MySQLDSN != "" {
-		cfg, err := mysql.ParseDSN(o.MySQLDSN)
-		if err != nil {
-			return fmt.Errorf("read the given MySQL DSN: %w", err)
-		}
-		if err := wait(ctx, nil, func(ctx context.Context) error { return pingMySQL(ctx, cfg) }); err != nil {
-			return fmt.Errorf("use the given MySQL at %s: %w", cfg.Addr, err)
-		}
-		s.database, s.dsn = given("MySQL"), cfg
+	noDocker := s.startCompose(ctx, o)
+	if noDocker == nil || ctx.Err() != nil {
+		return noDocker
 	}
-	if o.AMQPURL != "" {
-		broker, err := url.Parse(o.AMQPURL)
-		if err != nil {
-			return errors.New("read the given AMQP URL: it is not a URL") // the error would quote the password
-		}
-		management := &url.URL{Scheme: "http", User: broker.User, Host: net.JoinHostPort(broker.Hostname(), "15672")}
-		if o.ManagementURL != "" {
-			if management, err = url.Parse(o.ManagementURL); err != nil {
-				return errors.New("read the given management URL: it is not a URL")
-			}
-		}
-		if management.User == nil {
-			management.User = broker.User
-		}
-		if err := wait(ctx, nil, func(ctx context.Context) error { return pingRabbitMQ(ctx, broker, management) }); err != nil {
-			return fmt.Errorf("use the given RabbitMQ at %s: %w", broker.Host, err)
-		}
-		s.broker, s.amqp, s.management = given("RabbitMQ"), broker, management
+	files, err := s.findPrograms(ctx, o)
+	if err != nil {
+		return noWay(noDocker, err)
 	}
-	return nil
-}
-
-// startProcesses starts what is still missing as private processes, side by side.
-func (s *Servers) startProcesses(ctx context.Context, o Options) error {
-	path := newSearchPath(o.Path)
-	var (
-		mysqlFiles  mysqlPrograms
-		rabbitFiles rabbitPrograms
-		err         error
-	)
-	if s.database == nil {
-		mysqlFiles, err = findMySQL(ctx, path)
-	}
-	if s.broker == nil {
-		var e error
-		rabbitFiles, e = findRabbitMQ(path)
-		err = errors.Join(err, e)
-	}
+	dir, err := s.prepare(o)
 	if err != nil {
 		return err
 	}
+	o.log().Info("starting private servers", "dir", dir)
+	return s.startProcesses(ctx, files, dir)
+}
+
+// prepare makes the folder for the servers' data, and the guard that removes it. cleanup is
+// a command that the guard is to run as well.
+func (s *Servers) prepare(o Options, cleanup ...string) (string, error) {
 	dir, err := os.MkdirTemp(o.Dir, "backstep-servers-")
 	if err != nil {
-		return fmt.Errorf("make a folder for the servers: %w", err)
+		return "", fmt.Errorf("make a folder for the servers: %w", err)
 	}
-	if s.guard, err = newGuard(dir); err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
+	if s.guard, err = newGuard(dir, cleanup...); err != nil {
+		return "", errors.Join(err, os.RemoveAll(dir))
 	}
-	o.log().Info("starting private servers", "dir", dir)
+	return dir, nil
+}
 
+// startProcesses starts what is still missing as private processes, side by side.
+func (s *Servers) startProcesses(ctx context.Context, files programs, dir string) error {
 	var wg sync.WaitGroup
 	var errMySQL, errRabbit error
 	if s.database == nil {
 		wg.Go(func() {
 			var p *process
-			if p, s.dsn, errMySQL = startMySQL(ctx, s.guard, dir, mysqlFiles); p != nil {
+			if p, s.dsn, errMySQL = startMySQL(ctx, s.guard, dir, files.mysql); p != nil {
 				s.database = p
 			}
 		})
@@ -165,13 +127,23 @@ func (s *Servers) startProcesses(ctx context.Context, o Options) error {
 	if s.broker == nil {
 		wg.Go(func() {
 			var r *rabbit
-			if r, errRabbit = startRabbitMQ(ctx, s.guard, dir, rabbitFiles); r != nil {
+			if r, errRabbit = startRabbitMQ(ctx, s.guard, dir, files.rabbit); r != nil {
 				s.broker, s.amqp, s.management = r, r.url, r.http
 			}
 		})
 	}
 	wg.Wait()
 	return errors.Join(errMySQL, errRabbit)
+}
+
+// noWay says why there are no servers and what a person can do about it.
+func noWay(reasons ...error) error {
+	return fmt.Errorf(`there is no MySQL and RabbitMQ to use, and none could be started. Do one of these:
+  - name servers that run: set BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL (for tests TEST_MYSQL_DSN and TEST_AMQP_URL)
+  - start Docker
+  - install the packages mariadb-server (or mysql-server) and rabbitmq-server
+what was tried:
+%w`, errors.Join(reasons...))
 }
 
 // Stop ends all that Start started, waits for it, and removes its data. It may be called
@@ -218,77 +190,10 @@ func (s *Servers) MySQLPID() int { return s.database.pid() }
 // RabbitPID returns the process id of the broker, 0 if it is not our process or is down.
 func (s *Servers) RabbitPID() int { return s.broker.pid() }
 
-// KillBroker ends the broker as kill -9 does. Its data stay.
-func (s *Servers) KillBroker() error { return s.broker.kill() }
-
-// StopBroker shuts the broker down in an orderly way. Its data stay.
-func (s *Servers) StopBroker(ctx context.Context) error { return s.broker.stop(ctx) }
-
-// StartBroker starts the broker again, at its old address, and returns when it serves.
-func (s *Servers) StartBroker(ctx context.Context) error { return s.broker.start(ctx) }
-
-// RestartBroker is StopBroker and StartBroker.
-func (s *Servers) RestartBroker(ctx context.Context) error {
-	if err := s.broker.stop(ctx); err != nil {
-		return err
-	}
-	return s.broker.start(ctx)
-}
-
-// KillDatabase ends the database as kill -9 does. Its data stay.
-func (s *Servers) KillDatabase() error { return s.database.kill() }
-
-// StopDatabase shuts the database down in an orderly way. Its data stay.
-func (s *Servers) StopDatabase(ctx context.Context) error { return s.database.stop(ctx) }
-
-// StartDatabase starts the database again, at its old address, and returns when it serves.
-func (s *Servers) StartDatabase(ctx context.Context) error { return s.database.start(ctx) }
-
-// RestartDatabase is StopDatabase and StartDatabase.
-func (s *Servers) RestartDatabase(ctx context.Context) error {
-	if err := s.database.stop(ctx); err != nil {
-		return err
-	}
-	return s.database.start(ctx)
-}
-
-// given is a server that somebody else runs.
-type given string
-
-// ErrNotOurs means that a server was given to us, so that we may not stop or start it.
-var ErrNotOurs = errors.New("not started by testenv")
-
-func (g given) start(context.Context) error { return fmt.Errorf("start %s: %w", string(g), ErrNotOurs) }
-func (g given) stop(context.Context) error  { return fmt.Errorf("stop %s: %w", string(g), ErrNotOurs) }
-func (g given) kill() error                 { return fmt.Errorf("kill %s: %w", string(g), ErrNotOurs) }
-func (g given) pid() int                    { return 0 }
-func (g given) reaped()                     {}
-
-// searchPath lists the folders in which programs are looked for.
-type searchPath []string
-
-func newSearchPath(list string) searchPath {
-	if list != "" {
-		return filepath.SplitList(list)
-	}
-	// The script that Debian's rabbitmq-server wraps must be found before the wrapper.
-	path, _ := filepath.Glob("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin") // the pattern is well-formed
-	path = append(path, filepath.SplitList(os.Getenv("PATH"))...)
-	erlang, _ := filepath.Glob("/usr/lib/erlang/erts-*/bin")
-	return append(append(path, "/usr/local/sbin", "/usr/sbin", "/usr/bin"), erlang...)
-}
-
-// find returns the first of the programs in the first folder that has one.
-func (p searchPath) find(programs ...string) (string, error) {
-	for _, dir := range p {
-		for _, program := range programs {
-			file := filepath.Join(dir, program)
-			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-				return file, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("no program %s found", strings.Join(programs, " or "))
+// lastLine returns the last line of what a program printed, for error messages.
+func lastLine(out []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return lines[len(lines)-1]
 }
 
 // randomName returns 12 hexadecimal digits, to name things nobody else names.

@@ -1,95 +1,231 @@
 package testenv
 
 import (
-	"database/sql"
+	"bufio"
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(M{m}) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("TESTENV_OWN_SERVERS_IN"); dir != "" {
+		own(dir)
+	}
+	goleak.VerifyTestMain(M{m})
+}
 
-func TestDatabaseIsFreshAndDropped(t *testing.T) {
-	var dsns []string
-	t.Run("in use", func(t *testing.T) {
-		dsns = append(dsns, Database(t), Database(t))
-		for _, dsn := range dsns {
-			db := open(t, dsn)
-			if _, err := db.Exec("CREATE TABLE t (id INT PRIMARY KEY)"); err != nil {
-				t.Errorf("create a table in %s: %v", dsn, err)
+// own starts servers, says who they are and waits to be killed. It is the other process of
+// TestNothingOutlivesAKilledOwner.
+func own(dir string) {
+	s, err := Start(context.Background(), Options{Dir: dir})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(processes(s))
+	select {}
+}
+
+// processes returns the ids of all that s runs.
+func processes(s *Servers) []int {
+	return []int{s.MySQLPID(), s.RabbitPID(), s.broker.(*rabbit).epmd.pid(), s.guard.leader.Process.Pid, s.guard.watcher.Process.Pid}
+}
+
+func TestNothingOutlivesAKilledOwner(t *testing.T) {
+	needProcesses(t)
+	t.Parallel()
+	dir := t.TempDir()
+	owner := exec.Command(os.Args[0])
+	owner.Env = append(os.Environ(), "TESTENV_OWN_SERVERS_IN="+dir)
+	owner.Stderr = os.Stderr
+	out, err := owner.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n') // empty if it failed; then it said why
+	var pids []int
+	if err := json.Unmarshal([]byte(line), &pids); err != nil {
+		t.Fatalf("the owner said %q: %v", line, errors.Join(err, owner.Wait()))
+	}
+	for _, pid := range pids {
+		if !runs(pid) {
+			t.Errorf("process %d does not run while its owner lives", pid)
+		}
+	}
+	_ = owner.Process.Kill()
+	_ = owner.Wait()
+
+	deadline := time.Now().Add(5 * time.Second)
+	for _, pid := range pids {
+		for runs(pid) {
+			if time.Now().After(deadline) {
+				t.Fatalf("process %d still runs 5 s after its owner was killed", pid)
 			}
-		}
-	})
-	for _, dsn := range dsns {
-		if err := open(t, dsn).Ping(); err == nil {
-			t.Errorf("%s can still be opened, want it dropped", dsn)
+			time.Sleep(20 * time.Millisecond)
 		}
 	}
+	isEmpty(t, dir)
 }
 
-func open(t *testing.T, dsn string) *sql.DB {
+func TestFaultsAndStop(t *testing.T) {
+	needProcesses(t)
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := Start(t.Context(), Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Stop() })
+	vhost, db := s.Vhost(t), open(t, s.Database(t))
+	if _, err := db.Exec("CREATE TABLE t (id INT PRIMARY KEY)"); err != nil {
+		t.Fatal(err)
+	}
+	declareQuorumQueue(t, vhost, "q")
+
+	faults := []struct {
+		name string
+		do   func() error
+		pid  func() int
+	}{
+		{"kill and start broker", func() error { return errors.Join(s.KillBroker(), s.StartBroker(t.Context())) }, s.RabbitPID},
+		{"restart broker", func() error { return s.RestartBroker(t.Context()) }, s.RabbitPID},
+		{"kill and start database", func() error { return errors.Join(s.KillDatabase(), s.StartDatabase(t.Context())) }, s.MySQLPID},
+		{"restart database", func() error { return s.RestartDatabase(t.Context()) }, s.MySQLPID},
+	}
+	for _, f := range faults {
+		before := f.pid()
+		if err := f.do(); err != nil {
+			t.Fatalf("%s: %v", f.name, err)
+		}
+		if after := f.pid(); after == before || runs(before) {
+			t.Errorf("%s: process %d before and %d after, want another", f.name, before, after)
+		}
+	}
+	if err := s.StartBroker(t.Context()); err == nil {
+		t.Error("a broker that runs could be started")
+	}
+	if ready, _ := vhost.Queue(t, "q"); ready != 0 {
+		t.Errorf("the queue has %d messages, want 0", ready)
+	}
+	if _, err := db.Exec("INSERT INTO t VALUES (1)"); err != nil {
+		t.Errorf("use the database after the faults: %v", err)
+	}
+	if out, err := s.Rabbitmqctl(t.Context(), "list_vhosts"); err != nil || !strings.Contains(out, vhost.Vhost) {
+		t.Errorf("rabbitmqctl list_vhosts gave %q, %v, want %s in it", out, err, vhost.Vhost)
+	}
+
+	pids := processes(s)
+	if err := errors.Join(s.Stop(), s.Stop()); err != nil {
+		t.Errorf("Stop, twice: %v", err)
+	}
+	for _, pid := range pids {
+		if runs(pid) {
+			t.Errorf("process %d runs after Stop", pid)
+		}
+	}
+	isEmpty(t, dir)
+}
+
+func TestGivenServersAreUsedAndNothingIsStarted(t *testing.T) {
+	others := Shared(t)
+	dir := t.TempDir()
+	s, err := Start(t.Context(), Options{
+		Dir:           dir,
+		MySQLDSN:      others.DSN("whatever"),
+		AMQPURL:       others.AMQPURL(""),
+		ManagementURL: others.ManagementURL(),
+		Path:          dir,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.DSN("d") != others.DSN("d") || s.AMQPURL("v") != others.AMQPURL("v") || s.ManagementURL() != others.ManagementURL() {
+		t.Errorf("addresses are %s, %s, %s, want the given ones", s.DSN("d"), s.AMQPURL("v"), s.ManagementURL())
+	}
+	if s.MySQLPID() != 0 || s.RabbitPID() != 0 || s.guard != nil {
+		t.Error("something was started")
+	}
+	if err := s.KillBroker(); !errors.Is(err, ErrNotOurs) {
+		t.Errorf("KillBroker gave %v, want ErrNotOurs", err)
+	}
+	if err := s.Stop(); err != nil {
+		t.Errorf("Stop: %v", err)
+	}
+	if err := open(t, others.DSN("")).Ping(); err != nil {
+		t.Errorf("the given database after Stop: %v", err)
+	}
+	isEmpty(t, dir)
+}
+
+func TestNoServersAtAll(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Start(t.Context(), Options{Dir: dir, Path: dir})
+	if err == nil {
+		t.Fatal("servers were started from an empty folder")
+	}
+	for _, hint := range []string{"BACKSTEP_MYSQL_DSN", "BACKSTEP_AMQP_URL", "Docker", "mariadb-server", "rabbitmq-server"} {
+		if !strings.Contains(err.Error(), hint) {
+			t.Errorf("the error does not mention %s:\n%v", hint, err)
+		}
+	}
+	isEmpty(t, dir)
+}
+
+func TestServerThatEndsWhileStarting(t *testing.T) {
+	dir, path := t.TempDir(), t.TempDir()
+	epmd, err := newSearchPath("").find("epmd")
+	if err != nil {
+		t.Skip("Erlang is not installed")
+	}
+	if err := os.Symlink(epmd, filepath.Join(path, "epmd")); err != nil {
+		t.Fatal(err)
+	}
+	script(t, path, "rabbitmq-server", "echo the cookie is too old >&2; exit 1")
+	_, err = Start(t.Context(), Options{Dir: dir, Path: path, MySQLDSN: Shared(t).DSN("")})
+	if err == nil || !strings.Contains(err.Error(), "the cookie is too old") {
+		t.Errorf("Start gave %v, want the server's last words", err)
+	}
+	isEmpty(t, dir)
+}
+
+// needProcesses skips a test of private processes where Start would use containers.
+func needProcesses(t *testing.T) {
 	t.Helper()
-	db, err := sql.Open("mysql", dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	return db
-}
-
-func TestBroker(t *testing.T) {
-	b := Vhost(t)
-	b.channel(t, func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare("q", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-		return errors.Join(err, ch.ExchangeDeclare("x", "direct", true, false, false, false, nil))
-	})
-	b.Bind(t, "x", "q", "k")
-	b.Publish(t, "x", "k", amqp.Publishing{Body: []byte("one")}, amqp.Publishing{Body: []byte("two")})
-	if ready, _ := b.Queue(t, "q"); ready != 2 {
-		t.Errorf("Queue gave %d ready, want 2", ready)
-	}
-	if d, ok := b.Get(t, "q"); !ok || string(d.Body) != "one" {
-		t.Errorf("Get gave %q, %t, want the first message", d.Body, ok)
-	}
-	if n := b.Purge(t, "q"); n != 1 {
-		t.Errorf("Purge gave %d, want 1", n)
-	}
-	if _, ok := b.Get(t, "q"); ok {
-		t.Error("Get found a message in a purged queue")
-	}
-	b.Unbind(t, "x", "q", "k")
-	b.DeleteQueue(t, "q")
-}
-
-func TestCloseConnections(t *testing.T) {
-	b := Vhost(t)
-	conn, err := amqp.Dial(b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := conn.NotifyClose(make(chan *amqp.Error, 1))
-	b.CloseConnections(t)
-	if e := <-closed; e == nil || e.Code != amqp.ConnectionForced {
-		t.Errorf("the connection closed with %v, want CONNECTION_FORCED", e)
+	if _, err := findCompose(t.Context(), newSearchPath("")); err == nil {
+		t.Skip("Docker is at hand: Start uses containers")
 	}
 }
 
-func TestUserMayOnlyWhatItIsPermitted(t *testing.T) {
-	b := Vhost(t)
-	conn, err := amqp.Dial(b.User(t, "", "", ".*"))
-	if err != nil {
+func script(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
-	ch, err := conn.Channel()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = ch.QueueDeclare("q", true, false, false, false, nil)
-	var refused *amqp.Error
-	if !errors.As(err, &refused) || refused.Code != amqp.AccessRefused {
-		t.Errorf("declaring gave %v, want ACCESS_REFUSED", err)
+}
+
+// runs reports whether a process runs. One that only waits to be reaped does not.
+func runs(pid int) bool {
+	out, _ := exec.Command("ps", "-o", "stat=", "-p", fmt.Sprint(pid)).Output() // fails if there is none
+	state := strings.TrimSpace(string(out))
+	return state != "" && !strings.HasPrefix(state, "Z")
+}
+
+func isEmpty(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("%s contains %v (%v), want nothing left", dir, entries, err)
 	}
 }
