@@ -169,4 +169,3 @@ func setStatus(ctx context.Context, tx *sqltx.Tx, orderID, status, reason string
 	}
 	return nil
 }
-

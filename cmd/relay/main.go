@@ -1,0 +1,165 @@
+// Command relay publishes outbox rows to RabbitMQ with publisher confirms. Run two or more:
+// they share the work, and one takes over when another dies.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"backstep/internal/amqp"
+	"backstep/internal/app"
+	"backstep/internal/handlers"
+	"backstep/internal/inbox"
+	"backstep/internal/message"
+	"backstep/internal/outbox"
+	"backstep/internal/sqltx"
+)
+
+const about = `relay publishes outbox rows to RabbitMQ with publisher confirms. Run two or more: they share
+the work, and one takes over when another dies. SIGTERM finishes what is in flight.
+
+Example:
+  BACKSTEP_MYSQL_DSN='app:secret@tcp(127.0.0.1:3306)/backstep' \
+  BACKSTEP_AMQP_URL='amqp://app:secret@127.0.0.1:5672/backstep' relay`
+
+// config is read once from BACKSTEP_*.
+type config struct {
+	app.Servers
+	app.Service
+	Relay struct {
+		Window    int           `default:"1000" desc:"messages in flight, 1-10000"`
+		LeaseTTL  time.Duration `split_words:"true" default:"5s" desc:"how long a shard stays with a relay that shows no sign of life"`
+		ParkAfter time.Duration `split_words:"true" default:"15m" desc:"how long unroutable messages are tried before they are parked"`
+	}
+	Inbox struct {
+		Retention time.Duration `default:"336h" desc:"how long processed message ids are kept"`
+	}
+}
+
+// Validate reports all faults at once.
+func (c *config) Validate() error {
+	errs := []error{c.Servers.Validate(), app.InRange("RELAY_WINDOW", c.Relay.Window, 1, 10_000)}
+	if c.Relay.LeaseTTL < time.Second {
+		errs = append(errs, fmt.Errorf("BACKSTEP_RELAY_LEASE_TTL is %s; it must be 1 s or more", c.Relay.LeaseTTL))
+	}
+	if c.Inbox.Retention < time.Hour {
+		errs = append(errs, fmt.Errorf("BACKSTEP_INBOX_RETENTION is %s; it must be an hour or more", c.Inbox.Retention))
+	}
+	return errors.Join(errs...)
+}
+
+func main() {
+	var cfg config
+	app.Main(about, &cfg, func(ctx context.Context) error { return run(ctx, cfg) })
+}
+
+func run(ctx context.Context, cfg config) error {
+	log := app.Log(cfg.Service, "relay")
+	dbConfig := sqltx.Config{MaxOpen: 8, ProgramName: "backstep-relay", AllowUntested: cfg.AllowUntestedServer}
+	db, err := sqltx.Open(cfg.MySQL.DSN, dbConfig)
+	if err != nil {
+		return fmt.Errorf("BACKSTEP_MYSQL_DSN: %w", err)
+	}
+	defer db.Close() //nolint:errcheck // the process ends
+
+	topology := amqp.Topology{Queues: handlers.Queues}
+	client, err := amqp.New(amqp.Config{
+		URL: cfg.AMQP.URL, Name: app.ConnectionName("relay"), Log: log, OnSession: topology.Ensure,
+	})
+	if err != nil {
+		return fmt.Errorf("BACKSTEP_AMQP_URL: %w", err)
+	}
+	pub := amqp.NewPublisher(client, amqp.PublisherConfig{Window: cfg.Relay.Window})
+	defer pub.Close()
+	relay := outbox.NewRelay(db, publisher{pub}, outbox.Config{
+		Window: cfg.Relay.Window, LeaseTTL: cfg.Relay.LeaseTTL, ParkAfter: cfg.Relay.ParkAfter,
+		Parked: handlers.NewEngine(log).CommandParked, Log: log,
+	})
+	admin := app.Admin{
+		Ready: func(ctx context.Context) error {
+			if !client.Ready() {
+				return errors.New("RabbitMQ: " + client.State())
+			}
+			return sqltx.Probe(ctx, db)
+		},
+		Stats: func() any { return map[string]any{"relay": relay.ID(), "shards": relay.Shards()} },
+	}
+
+	// The client outlives the relay, or it could not finish what is in flight.
+	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
+	defer disconnect()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return admin.Run(connected, cfg.AdminAddr, log) })
+	g.Go(func() error { return client.Run(connected) })
+	g.Go(func() error {
+		defer disconnect()
+		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		var parts errgroup.Group
+		parts.Go(func() error { return relay.Run(ctx) })
+		parts.Go(func() error {
+			sweep(ctx, relay, log, func(ctx context.Context) (int64, error) {
+				return inbox.Sweep(ctx, db, cfg.Inbox.Retention, sweepBatch)
+			})
+			return nil
+		})
+		return parts.Wait()
+	})
+	return g.Wait()
+}
+
+const (
+	sweepBatch = 1000
+	sweepPause = time.Minute
+)
+
+// sweep deletes what is past its retention, in small batches, while this relay leads.
+func sweep(ctx context.Context, relay *outbox.Relay, log *slog.Logger, batch func(context.Context) (int64, error)) {
+	for {
+		wait := sweepPause
+		if relay.Leads() {
+			n, err := batch(ctx)
+			if err != nil && ctx.Err() == nil {
+				log.Warn("sweep failed", "error", err)
+			}
+			if n == sweepBatch {
+				wait = 100 * time.Millisecond
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// publisher is the amqp publisher as the outbox knows it.
+type publisher struct{ *amqp.Publisher }
+
+func (p publisher) Acquire(ctx context.Context) (outbox.Channel, error) {
+	ch, err := p.Publisher.Acquire(ctx)
+	if err != nil {
+		return nil, err // not a nil *ConfirmChannel in an interface
+	}
+	return channel{ch}, nil
+}
+
+type channel struct{ *amqp.ConfirmChannel }
+
+func (c channel) Publish(ctx context.Context, tag uint64, m *message.Message) error {
+	err := c.ConfirmChannel.Publish(ctx, tag, m)
+	if errors.Is(err, amqp.ErrRefused) {
+		return errors.Join(outbox.ErrRefused, err)
+	}
+	return err
+}

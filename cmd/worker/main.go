@@ -1,0 +1,148 @@
+// Command worker consumes command messages and runs saga steps and compensations, each batch
+// in one MySQL transaction. Run as many as you like.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"backstep/internal/amqp"
+	"backstep/internal/app"
+	"backstep/internal/handlers"
+	"backstep/internal/inbox"
+	"backstep/internal/sqltx"
+)
+
+const about = `worker consumes command messages and runs saga steps and compensations, each batch in one
+MySQL transaction. Run as many as you like; SIGTERM drains, a second one exits at once.
+
+Example:
+  BACKSTEP_MYSQL_DSN='app:secret@tcp(127.0.0.1:3306)/backstep' \
+  BACKSTEP_AMQP_URL='amqp://app:secret@127.0.0.1:5672/backstep' \
+  BACKSTEP_QUEUES=inventory,payment worker`
+
+// config is read once from BACKSTEP_*.
+type config struct {
+	app.Servers
+	app.Service
+	Queues  []string `desc:"queues to consume; default all"`
+	Lanes   int      `default:"1" desc:"consumers of each queue, 1-64; each has one transaction at a time"`
+	Batch   int      `default:"32" desc:"most messages in one transaction, 1-500; prefetch is twice this"`
+	MaxBody int      `split_words:"true" default:"262144" desc:"bytes; larger messages are parked"`
+	Inbox   struct {
+		Retention time.Duration `default:"336h" desc:"how long duplicates are known; older messages are parked"`
+	}
+}
+
+// Validate reports all faults at once.
+func (c *config) Validate() error {
+	errs := []error{
+		c.Servers.Validate(),
+		app.InRange("LANES", c.Lanes, 1, 64),
+		app.InRange("BATCH", c.Batch, 1, 500),
+		app.InRange("MAX_BODY", c.MaxBody, 1<<10, 4<<20),
+	}
+	if c.Inbox.Retention < time.Hour {
+		errs = append(errs, fmt.Errorf("BACKSTEP_INBOX_RETENTION is %s; it must be an hour or more, "+
+			"longer than any message can wait before it is replayed", c.Inbox.Retention))
+	}
+	if len(c.Queues) == 0 {
+		c.Queues = handlers.Queues
+	}
+	for _, q := range c.Queues {
+		if !slices.Contains(handlers.Queues, q) {
+			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q; the queues are %s", q, strings.Join(handlers.Queues, ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func main() {
+	var cfg config
+	app.Main(about, &cfg, func(ctx context.Context) error { return run(ctx, cfg) })
+}
+
+func run(ctx context.Context, cfg config) error {
+	log := app.Log(cfg.Service, "worker")
+	lanes := len(cfg.Queues) * cfg.Lanes
+	dbConfig := sqltx.Config{MaxOpen: lanes + 4, ProgramName: "backstep-worker", AllowUntested: cfg.AllowUntestedServer}
+	db, err := sqltx.Open(cfg.MySQL.DSN, dbConfig)
+	if err != nil {
+		return fmt.Errorf("BACKSTEP_MYSQL_DSN: %w", err)
+	}
+	defer db.Close() //nolint:errcheck // the process ends
+
+	topology := amqp.Topology{Queues: handlers.Queues}
+	client, err := amqp.New(amqp.Config{
+		URL: cfg.AMQP.URL, Name: app.ConnectionName("worker", cfg.Queues...), Log: log, OnSession: topology.Ensure,
+	})
+	if err != nil {
+		return fmt.Errorf("BACKSTEP_AMQP_URL: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	source := consumer{amqp.NewConsumer(client, "backstep@"+host)}
+	engine := handlers.NewEngine(log)
+	mux := &inbox.Mux{
+		Types: map[string]inbox.Handler{handlers.OrderCreateType: handlers.NewOrderCreate(log)},
+		Sagas: engine,
+	}
+
+	var stats inbox.Stats
+	admin := app.Admin{
+		Ready: func(ctx context.Context) error {
+			if !client.Ready() {
+				return errors.New("RabbitMQ: " + client.State())
+			}
+			return sqltx.Probe(ctx, db)
+		},
+		Stats: func() any { return stats.Snapshot() },
+	}
+
+	// The client outlives the lanes, or they could not hand back what they have not started.
+	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
+	defer disconnect()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return admin.Run(connected, cfg.AdminAddr, log) })
+	g.Go(func() error { return client.Run(connected) })
+	g.Go(func() error {
+		defer disconnect()
+		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
+			return err
+		}
+		log.Info("worker started", "queues", cfg.Queues, "lanes", lanes, "version", app.Version())
+		var lanesDone errgroup.Group
+		for _, queue := range cfg.Queues {
+			for range cfg.Lanes {
+				lane := inbox.NewLane(db, source, inbox.Config{
+					Queue: queue, Handler: mux, Batch: cfg.Batch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention,
+					Parked: engine.CommandParked, Log: log,
+				}, &stats)
+				lanesDone.Go(func() error { return lane.Run(ctx) })
+			}
+		}
+		defer log.Info("worker stopped")
+		return lanesDone.Wait()
+	})
+	return g.Wait()
+}
+
+// consumer is the amqp consumer as the inbox knows it.
+type consumer struct{ *amqp.Consumer }
+
+func (c consumer) Subscribe(ctx context.Context, queue string, prefetch int) (inbox.Subscription, error) {
+	sub, err := c.Consumer.Subscribe(ctx, queue, prefetch)
+	if err != nil {
+		return nil, err // not a nil *Subscription in an interface
+	}
+	return sub, nil
+}
