@@ -1,0 +1,198 @@
+package amqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// Client keeps one connection to the broker. Run connects, and connects again for as long as
+// it takes; everybody else waits in Session.
+type Client struct {
+	cfg     Config
+	address string // of the broker, without the password
+
+	mu      sync.Mutex // guards below; nothing that waits is called under it
+	session *Session   // the live one, or nil
+	stopped bool
+	reason  string        // why there is no session, in words
+	changed chan struct{} // closed and replaced when any of these changes
+}
+
+// New returns a client that is not connected yet.
+func New(cfg Config) (*Client, error) {
+	addr, err := address(cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{cfg: cfg.withDefaults(), address: addr, reason: "not started", changed: make(chan struct{})}, nil
+}
+
+// Address returns the broker's URL without the password.
+func (c *Client) Address() string { return c.address }
+
+// Run keeps a session until ctx ends, then closes it and returns nil. What uses the session
+// should have finished by then: end its context before this one.
+func (c *Client) Run(ctx context.Context) error {
+	c.set(nil, false, "connecting to "+c.address)
+	defer c.set(nil, true, "stopped")
+	for try := 0; ; try++ {
+		began := time.Now()
+		err := c.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > c.cfg.MaxBackoff {
+			try = 0 // that one worked for a while
+		}
+		wait := retryDelay(try, c.cfg.MaxBackoff)
+		c.set(nil, false, fmt.Sprintf("not connected to %s: %v", c.address, err))
+		c.cfg.Log.Warn("no connection to the broker; trying again", "broker", c.address, "error", err, "wait", wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// firstBackoff is the limit of the first wait: a broker that only closed the connection is
+// there again at once.
+const firstBackoff = 100 * time.Millisecond
+
+// retryDelay returns how long to wait before try n+1: uniformly random in
+// [0, min(limit, firstBackoff·2ⁿ)), so that a fleet does not come back as one.
+func retryDelay(n int, limit time.Duration) time.Duration {
+	return rand.N(max(1, min(limit, firstBackoff<<min(n, 16)))) //nolint:gosec // jitter
+}
+
+// serve makes one session, hands it out and returns when it has ended.
+func (c *Client) serve(ctx context.Context) error {
+	s, err := c.dial(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	alive, ended := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		s.watch(c.noteBlocked)
+		ended(ErrSessionGone)
+	}()
+	defer func() { s.close(); <-watched }()
+
+	if c.cfg.OnSession != nil {
+		if err := c.cfg.OnSession(alive, s); err != nil {
+			return fmt.Errorf("set up the session: %w", err)
+		}
+	}
+	c.cfg.Log.Info("connected to the broker", "broker", c.address, "name", c.cfg.Name)
+	c.set(s, false, "")
+	defer c.set(nil, false, "closing")
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.Done():
+		return errors.New(s.why())
+	}
+}
+
+// dial makes a connection. Whatever amqp091 does about a failed handshake, the socket is
+// closed when it fails or ctx ends.
+func (c *Client) dial(ctx context.Context) (*Session, error) {
+	var socket net.Conn
+	stop := func() bool { return true }
+	conn, err := amqp091.DialConfig(c.cfg.URL, amqp091.Config{
+		Properties: c.cfg.clientProperties(),
+		Heartbeat:  c.cfg.Heartbeat,
+		Dial: func(network, addr string) (net.Conn, error) {
+			d := net.Dialer{Timeout: c.cfg.DialTimeout}
+			nc, err := d.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			socket = &deadlineConn{Conn: nc, timeout: c.cfg.WriteTimeout}
+			stop = context.AfterFunc(ctx, func() { _ = nc.Close() })
+			// For the handshakes; amqp091 lifts it after them.
+			return socket, socket.SetDeadline(time.Now().Add(c.cfg.DialTimeout))
+		},
+	})
+	stop()
+	if err == nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		if socket != nil {
+			_ = socket.Close()
+		}
+		return nil, err
+	}
+	return newSession(conn, socket), nil
+}
+
+func (c *Client) noteBlocked(reason string) {
+	if reason == "" {
+		c.cfg.Log.Info("the broker takes messages again", "broker", c.address)
+		return
+	}
+	c.cfg.Log.Warn("the broker takes no messages for now", "broker", c.address, "reason", reason)
+}
+
+func (c *Client) set(s *Session, stopped bool, reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session, c.stopped, c.reason = s, stopped, reason
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// Session waits for a live session. ErrStopped means there will be none.
+func (c *Client) Session(ctx context.Context) (*Session, error) {
+	for {
+		c.mu.Lock()
+		s, stopped, changed := c.session, c.stopped, c.changed
+		c.mu.Unlock()
+		if stopped {
+			return nil, ErrStopped
+		}
+		if s != nil {
+			select {
+			case <-s.Done(): // Run has not noticed yet
+			default:
+				return s, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// Ready reports whether there is a session and the broker takes messages on it: no memory or
+// disk alarm blocks it.
+func (c *Client) Ready() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session != nil && c.session.blocked.Load() == nil
+}
+
+// State says in words whether we are connected, for /readyz and operators.
+func (c *Client) State() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.session == nil:
+		return c.reason
+	case c.session.blocked.Load() != nil:
+		return "blocked by the broker: " + *c.session.blocked.Load()
+	}
+	return "connected to " + c.address
+}

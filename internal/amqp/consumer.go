@@ -1,0 +1,63 @@
+package amqp
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/rabbitmq/amqp091-go"
+
+	"backstep/internal/message"
+)
+
+// Consumer subscribes to queues on a client's sessions.
+type Consumer struct {
+	client *Client
+	tag    string
+	count  atomic.Uint64 // of consumer tags given
+}
+
+// NewConsumer returns a consumer whose consumer tags are "<tag>.<queue>-<n>", so that an
+// operator sees in a queue's page who consumes it.
+func NewConsumer(c *Client, tag string) *Consumer { return &Consumer{client: c, tag: tag} }
+
+// minArrived is how many deliveries Deliveries can hold ready; more wait inside amqp091.
+const minArrived = 256
+
+// Subscribe waits for a session and consumes queue on a channel of its own. prefetch is how
+// many deliveries may be unacked, and so what bounds the memory they take; at least 1.
+func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*Subscription, error) {
+	if prefetch < 1 {
+		return nil, fmt.Errorf("subscribe to queue %q: prefetch %d would mean no limit", queue, prefetch)
+	}
+	session, err := c.client.Session(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+	}
+	s := &Subscription{
+		consumer: c,
+		queue:    queue,
+		out:      make(chan message.Delivery, max(prefetch, minArrived)),
+		closes:   make(chan *amqp091.Error, 1),
+		changed:  make(chan struct{}, 1),
+		ended:    make(chan struct{}),
+	}
+	var in <-chan amqp091.Delivery
+	err = session.channel(ctx, func(ch *amqp091.Channel) (err error) {
+		s.ch = ch
+		ch.NotifyClose(s.closes)
+		in, err = s.consume(prefetch)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+	}
+	go s.pump(in)
+	return s, nil
+}
+
+// nextTag returns a consumer tag nobody on this session has, cut to what AMQP allows.
+func (c *Consumer) nextTag(queue string) string {
+	prefix, suffix := c.tag+"."+queue, fmt.Sprintf("-%d", c.count.Add(1))
+	return prefix[:min(len(prefix), maxShort-len(suffix))] + suffix
+}
