@@ -60,7 +60,7 @@ func (p *process) start(ctx context.Context) error {
 	defer cancel()
 	if err := wait(ctx, done, p.ready); err != nil {
 		_ = p.kill() // it may have ended by itself
-		return fmt.Errorf("start %s: %w\n%s", p.name, err, p.tail())
+		return fmt.Errorf("start %s: %w; its last words:\n%s", p.name, err, p.tail())
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func wait(ctx context.Context, ended <-chan struct{}, ready func(context.Context
 		}
 		select {
 		case <-ended:
-			return errors.New("it ended while starting; its last words:")
+			return errors.New("it ended while starting")
 		case <-ctx.Done():
 			return fmt.Errorf("not ready: %w; last try: %w", ctx.Err(), err)
 		case <-time.After(20 * time.Millisecond):

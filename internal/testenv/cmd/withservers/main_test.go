@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +32,7 @@ func withServers(t *testing.T, script string) *exec.Cmd {
 
 func TestCommandGetsTheServersAndItsExitCodeIsOurs(t *testing.T) {
 	out, err := withServers(t, `echo "$TEST_MYSQL_DSN $TEST_AMQP_URL $TEST_AMQP_MANAGEMENT_URL"; exit 7`).Output()
-	exit, ok := err.(*exec.ExitError)
+	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.ExitCode() != 7 {
 		t.Errorf("it ended with %v, want exit status 7", err)
 	}
@@ -60,7 +61,8 @@ func TestSignalReachesTheCommandAndItsChildren(t *testing.T) {
 	if !lines.Scan() || !strings.Contains(lines.Text(), "child got it") {
 		t.Errorf("the child said %q", lines.Text())
 	}
-	if exit, ok := cmd.Wait().(*exec.ExitError); !ok || exit.ExitCode() != 9 {
-		t.Errorf("it ended with %v, want exit status 9", exit)
+	err = cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 9 {
+		t.Errorf("it ended with %v, want exit status 9", err)
 	}
 }
