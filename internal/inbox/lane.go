@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"backstep/internal/crash"
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
@@ -127,10 +128,12 @@ func (l *Lane) process(ctx context.Context, sub Subscription, batch []message.De
 		// The transaction in hand is finished even when ctx ends; a wait is not.
 		err := l.transact(context.WithoutCancel(ctx), g)
 		if err == nil {
+			crash.Point("worker.committed")
 			// Groups run in the order of their tags, so all lower tags are settled.
 			if err := sub.Ack(g.ds[len(g.ds)-1].Tag, true); err != nil {
 				return fmt.Errorf("ack: %w", err)
 			}
+			crash.Point("worker.acked")
 			work = work[1:]
 			continue
 		}

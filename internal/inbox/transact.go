@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"backstep/internal/crash"
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
@@ -19,8 +20,10 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 	for range sqltx.MaxTries {
 		var outcomes []message.Outcome
 		err := sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) error {
+			crash.Point("worker.begun")
 			var err error
 			outcomes, err = l.handle(ctx, tx, g, todo)
+			crash.Point("worker.before-commit")
 			return err
 		})
 		if !errors.Is(err, errDuplicate) {
@@ -98,6 +101,7 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 	if err := record(ctx, tx, l.cfg.Queue, ids); err != nil {
 		return nil, err
 	}
+	crash.Point("worker.recorded")
 	if len(msgs) > 0 {
 		got, err := l.call(ctx, tx, msgs)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"backstep/internal/crash"
 	"backstep/internal/message"
 	"backstep/internal/tracing"
 )
@@ -341,6 +342,9 @@ func (p *pump) admit(done readDone) {
 	} else if p.pages < p.cfg.Page {
 		p.pages *= 2
 	}
+	if len(done.rows) > 0 {
+		crash.Point("relay.read")
+	}
 	got := map[int]int{}
 	for _, r := range done.rows {
 		got[r.shard]++
@@ -517,6 +521,7 @@ func (p *pump) send(ctx context.Context, ln *line, r *row) {
 	tracing.End(span, err)
 	switch {
 	case err == nil:
+		crash.Point("relay.published")
 	case errors.Is(err, ErrRefused):
 		p.settle(message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: err.Error()})
 	default:
@@ -566,6 +571,7 @@ func (p *pump) settle(res message.Result) {
 	}
 	switch res.Kind {
 	case message.Confirmed:
+		crash.Point("relay.confirmed")
 		if h.held() {
 			h.since, h.probe, h.wait = time.Time{}, nil, 0
 			p.lift(h)
@@ -683,6 +689,7 @@ func (p *pump) writeAll(ctx context.Context, rows []*row, refusals []refusal) wr
 func (p *pump) finishWrite(done writeDone) {
 	p.writing = false
 	for _, r := range done.marked {
+		crash.Point("relay.marked")
 		p.retire(r.id)
 	}
 	for _, f := range done.refused {

@@ -1,0 +1,33 @@
+//go:build crashpoints
+
+package crash
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// BACKSTEP_CRASH_AT is <point>:<n>: the process kills itself, as kill -9 would, the n-th time
+// it comes to the point.
+var (
+	name, count, _ = strings.Cut(os.Getenv("BACKSTEP_CRASH_AT"), ":")
+	hits           atomic.Int64
+)
+
+// Point kills the process if this is the point, and the time, the environment names.
+func Point(at string) {
+	if at != name {
+		return
+	}
+	n, err := strconv.ParseInt(count, 10, 64)
+	if err != nil {
+		n = 1
+	}
+	if hits.Add(1) == n {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // cannot fail on oneself
+		select {}                                      // nothing after the point runs
+	}
+}
