@@ -70,6 +70,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 		"--loose-innodb-log-file-size=256M",     // MariaDB
 		"--loose-innodb-redo-log-capacity=256M", // MySQL
 		"--innodb-flush-log-at-trx-commit=1",
+		"--secure-file-priv=", // MySQL's default is a folder that need not exist
 	}
 	p := &process{
 		name:  "mysql",
