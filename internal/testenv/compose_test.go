@@ -24,7 +24,6 @@ esac
 exit 0`
 
 func TestComposeProject(t *testing.T) {
-	needProcesses(t)
 	t.Parallel()
 	servers := Private(t)
 	dir, path := t.TempDir(), t.TempDir()

@@ -89,7 +89,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 				"--max-connections=500",
 				"--character-set-server=utf8mb4",
 				"--server-id=1",
-				"--log-bin",
+				"--log-bin=binlog",
 				"--sync-binlog=1",
 				"--loose-binlog-format=ROW",
 			)...)

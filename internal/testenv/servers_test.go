@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // own starts servers, says who they are and waits to be killed. It is the other process of
 // TestNothingOutlivesAKilledOwner.
 func own(dir string) {
-	s, err := Start(context.Background(), Options{Dir: dir})
+	s, err := Start(context.Background(), Options{Dir: dir, Path: os.Getenv("TESTENV_PATH")})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -41,11 +41,11 @@ func processes(s *Servers) []int {
 }
 
 func TestNothingOutlivesAKilledOwner(t *testing.T) {
-	needProcesses(t)
+	path := pathToProcesses(t)
 	t.Parallel()
 	dir := t.TempDir()
 	owner := exec.Command(os.Args[0])
-	owner.Env = append(os.Environ(), "TESTENV_OWN_SERVERS_IN="+dir)
+	owner.Env = append(os.Environ(), "TESTENV_OWN_SERVERS_IN="+dir, "TESTENV_PATH="+path)
 	owner.Stderr = os.Stderr
 	out, err := owner.StdoutPipe()
 	if err != nil {
@@ -80,10 +80,10 @@ func TestNothingOutlivesAKilledOwner(t *testing.T) {
 }
 
 func TestFaultsAndStop(t *testing.T) {
-	needProcesses(t)
+	path := pathToProcesses(t)
 	t.Parallel()
 	dir := t.TempDir()
-	s, err := Start(t.Context(), Options{Dir: dir})
+	s, err := Start(t.Context(), Options{Dir: dir, Path: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,12 +200,17 @@ func TestServerThatEndsWhileStarting(t *testing.T) {
 	isEmpty(t, dir)
 }
 
-// needProcesses skips a test of private processes where Start would use containers.
-func needProcesses(t *testing.T) {
+// pathToProcesses returns a path by which Start gets private processes, with Docker or
+// without. The test is skipped where only Docker could give it servers.
+func pathToProcesses(t *testing.T) string {
 	t.Helper()
-	if _, err := findCompose(t.Context(), newSearchPath("")); err == nil {
-		t.Skip("Docker is at hand: Start uses containers")
+	dir := t.TempDir()
+	script(t, dir, "docker", "exit 1")
+	path := append(searchPath{dir}, newSearchPath("")...)
+	if _, _, err := new(Servers).lookUp(t.Context(), path); err != nil && os.Geteuid() != 0 {
+		t.Skipf("servers are neither installed nor may we install them: %v", err)
 	}
+	return strings.Join(path, string(filepath.ListSeparator))
 }
 
 func script(t *testing.T, dir, name, text string) {
