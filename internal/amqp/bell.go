@@ -47,7 +47,7 @@ func (b *Bell) Run(ctx context.Context) error {
 			return nil
 		case <-b.wake:
 		}
-		shards := uint16(b.shards.Swap(0)) //nolint:gosec // Ring sets 16 bits
+		shards := uint16(b.shards.Swap(0)) // Ring sets no more
 		pause := bellPause
 		if b.client.Ready() {
 			var err error

@@ -69,7 +69,7 @@ const firstBackoff = 100 * time.Millisecond
 // retryDelay returns how long to wait before try n+1: uniformly random in
 // [0, min(limit, firstBackoff·2ⁿ)), so that a fleet does not come back as one.
 func retryDelay(n int, limit time.Duration) time.Duration {
-	return rand.N(max(1, min(limit, firstBackoff<<min(n, 16)))) //nolint:gosec // jitter
+	return rand.N(max(1, min(limit, firstBackoff<<min(n, 16))))
 }
 
 // serve makes one session, hands it out and returns when it has ended.

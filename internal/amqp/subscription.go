@@ -19,6 +19,7 @@ type Subscription struct {
 	queue    string
 	ch       *amqp091.Channel
 	closes   chan *amqp091.Error // why the channel ended; read by pump alone
+	last     uint64              // tag taken from amqp091; used by pump alone
 	out      chan message.Delivery
 	ended    chan struct{} // closed when pump has returned
 
@@ -76,7 +77,7 @@ func (s *Subscription) answered(verb string, tag uint64, err error) error {
 	if err == nil {
 		return nil
 	}
-	// Also a write that failed ends the session; what had not been acked is delivered again.
+	// A write that failed ends the session; what had not been acked is delivered again.
 	return fmt.Errorf("%s delivery %d of queue %q: %w", verb, tag, s.queue, errors.Join(ErrSessionGone, notClosed(err)))
 }
 
@@ -90,8 +91,10 @@ func notClosed(err error) error {
 
 // Reopen goes on with another prefetch, which AMQP sets when a consumer starts. What had
 // arrived comes out of Deliveries first, and then what the new consumer gets; tags go on
-// rising. Until the old deliveries are acked they come on top of the new prefetch. After an
-// error the subscription has ended.
+// rising by one. Until the old deliveries are acked they come on top of the new prefetch.
+// What was on its way to the old consumer, the broker puts back into the queue; nothing is if
+// as many deliveries as the old prefetch are not acked yet. After an error the subscription
+// has ended.
 func (s *Subscription) Reopen(ctx context.Context, prefetch int) error {
 	if prefetch < 1 {
 		return fmt.Errorf("reopen queue %q: prefetch %d would mean no limit", s.queue, prefetch)
@@ -195,6 +198,12 @@ func (s *Subscription) pump(in <-chan amqp091.Delivery) {
 // forward moves deliveries until the consumer is gone. It returns false if the channel is.
 func (s *Subscription) forward(in <-chan amqp091.Delivery) bool {
 	for d := range in {
+		// All deliveries of the channel are ours, so tags count up. amqp091 drops one that
+		// comes after its consumer was cancelled; a cumulative ack of later ones would ack it.
+		if s.last++; d.DeliveryTag != s.last {
+			s.finish(fmt.Errorf("queue %q: delivery %d came where %d was due", s.queue, d.DeliveryTag, s.last))
+			return false
+		}
 		select {
 		case s.out <- delivery(&d, s.queue):
 		case e := <-s.closes:
