@@ -22,6 +22,8 @@ import (
 	"backstep/internal/handlers"
 	"backstep/internal/inbox"
 	"backstep/internal/message"
+	"backstep/internal/outbox"
+	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 	"backstep/internal/testenv"
 	"backstep/migrations"
@@ -292,7 +294,7 @@ func (w *wheel) verify(want expectation) {
 	w.t.Helper()
 	ctx := context.Background()
 	for _, check := range []func(context.Context, sqltx.Querier) ([]sqltx.Violation, error){
-		handlers.Verify,
+		handlers.Verify, saga.Verify, outbox.Verify,
 	} {
 		violations, err := check(ctx, w.db)
 		if err != nil {
