@@ -104,7 +104,7 @@ func (w *wheel) sink(name string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	ch, err := conn.Channel()
 	if err != nil {
 		w.t.Fatal(err)

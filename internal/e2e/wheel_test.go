@@ -73,7 +73,7 @@ func wheelOn(t *testing.T, servers *testenv.Servers) *wheel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() { _ = db.Close() })
 	w.db = db
 	if _, err := migrations.Up(t.Context(), db, nil); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func (w *wheel) start(role string, env ...string) *proc {
 		} else if strings.Contains(p.text(), "WARNING: DATA RACE") {
 			w.t.Errorf("data race in %s:\n%s", role, p.text())
 		}
-		log.Close()
+		_ = log.Close()
 	})
 	return p
 }
@@ -215,7 +215,7 @@ func (w *wheel) awaitQueues() {
 		if err != nil {
 			return err
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		ch, err := conn.Channel()
 		if err != nil {
 			return err

@@ -37,7 +37,7 @@ func NewLane(db *sql.DB, src Source, cfg Config, stats *Stats) *Lane {
 // transaction in hand and returns nil. Outages of the database or the broker never end it.
 func (l *Lane) Run(ctx context.Context) error {
 	for try := 0; ctx.Err() == nil; try++ {
-		if _, err := l.awaitDatabase(ctx, 0); err != nil {
+		if err := l.awaitDatabase(ctx, 0); err != nil {
 			break // only ctx ends it
 		}
 		began := time.Now()
@@ -49,7 +49,7 @@ func (l *Lane) Run(ctx context.Context) error {
 		if time.Since(began) > time.Minute {
 			try = 0
 		}
-		sleep(ctx, rand.N(min(5*time.Second, 100*time.Millisecond<<min(try, 6)))) //nolint:gosec // jitter
+		sleep(ctx, rand.N(min(5*time.Second, 100*time.Millisecond<<min(try, 6))))
 	}
 	return nil
 }
@@ -219,7 +219,7 @@ func (l *Lane) hold(ctx context.Context, cause error) (wasUp bool, err error) {
 	}
 	l.cfg.Log.Warn("database away; holding deliveries", "error", cause)
 	began := time.Now()
-	_, err = l.awaitDatabase(ctx, l.cfg.MaxHold)
+	err = l.awaitDatabase(ctx, l.cfg.MaxHold)
 	if err == nil {
 		l.cfg.Log.Info("database back", "after", time.Since(began).Round(time.Millisecond))
 	}
@@ -227,19 +227,19 @@ func (l *Lane) hold(ctx context.Context, cause error) (wasUp bool, err error) {
 }
 
 // awaitDatabase probes until the database takes writes, ctx ends, or limit is over (0: none).
-func (l *Lane) awaitDatabase(ctx context.Context, limit time.Duration) (time.Duration, error) {
+func (l *Lane) awaitDatabase(ctx context.Context, limit time.Duration) error {
 	began := time.Now()
 	for try := 0; ; try++ {
 		if sqltx.Probe(ctx, l.db) == nil {
-			return time.Since(began), nil
+			return nil
 		}
 		if ctx.Err() != nil {
-			return 0, ctx.Err()
+			return ctx.Err()
 		}
 		if limit > 0 && time.Since(began) > limit {
-			return 0, errHeldTooLong
+			return errHeldTooLong
 		}
-		sleep(ctx, 50*time.Millisecond+rand.N(min(time.Second, 50*time.Millisecond<<min(try, 5)))) //nolint:gosec // jitter
+		sleep(ctx, 50*time.Millisecond+rand.N(min(time.Second, 50*time.Millisecond<<min(try, 5))))
 	}
 }
 

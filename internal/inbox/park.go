@@ -145,5 +145,5 @@ func (l *Lane) retryDelay(n int) time.Duration {
 	if shift := n - 1; shift < 30 {
 		limit = min(limit, l.cfg.RetryBase<<shift)
 	}
-	return rand.N(limit) //nolint:gosec // jitter needs no secrecy
+	return rand.N(limit)
 }

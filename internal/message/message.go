@@ -99,7 +99,7 @@ func NewID() string { return uuid.Must(uuid.NewV7()).String() }
 func (m *Message) Time() time.Time {
 	if u, err := uuid.Parse(m.MessageID); err == nil && u.Version() == 7 {
 		ms := binary.BigEndian.Uint64(append([]byte{0, 0}, u[:6]...))
-		return time.UnixMilli(int64(ms)).UTC() //nolint:gosec // 48 bits fit
+		return time.UnixMilli(int64(ms)).UTC()
 	}
 	return m.Timestamp
 }

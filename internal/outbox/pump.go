@@ -752,5 +752,5 @@ func jitter(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0
 	}
-	return rand.N(d) //nolint:gosec // jitter needs no secrecy
+	return rand.N(d)
 }

@@ -126,7 +126,7 @@ func (p retryPolicy) delay(n int) time.Duration {
 	if limit <= 0 {
 		return 0
 	}
-	return rand.N(limit) //nolint:gosec // jitter needs no secrecy
+	return rand.N(limit)
 }
 
 type lock struct {

@@ -59,7 +59,7 @@ func open(t *testing.T) *sql.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() { _ = db.Close() })
 	for _, q := range []string{
 		`CREATE TABLE counters (id VARBINARY(8) PRIMARY KEY, n INT NOT NULL) ENGINE = InnoDB`,
 		`INSERT INTO counters VALUES ('a', 0), ('b', 0)`,
@@ -346,7 +346,7 @@ func TestProbeAndServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nobody.Close()
+	defer func() { _ = nobody.Close() }()
 	if err := sqltx.Probe(t.Context(), nobody); sqltx.Classify(err) != sqltx.Lost {
 		t.Errorf("Probe of nobody gave %v, want a lost connection", err)
 	}

@@ -73,7 +73,7 @@ func (t *Tx) Query(ctx context.Context, query string, args ...any) (*Rows, error
 	if t.err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrEnded, t.err)
 	}
-	rows, err := t.tx.QueryContext(ctx, query, args...)
+	rows, err := t.tx.QueryContext(ctx, query, args...) //nolint:rowserrcheck // the caller does, on our Rows
 	if err != nil {
 		return nil, t.observe(err)
 	}

@@ -81,7 +81,7 @@ func commitError(err error) error {
 // jitter" of Brooker, "Exponential Backoff and Jitter" (2015).
 func Pause(ctx context.Context, try int) error {
 	limit := min(time.Second, 10*time.Millisecond<<min(try, 10))
-	t := time.NewTimer(rand.N(limit)) //nolint:gosec // jitter needs no secrecy
+	t := time.NewTimer(rand.N(limit))
 	defer t.Stop()
 	select {
 	case <-t.C:
