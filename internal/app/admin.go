@@ -50,3 +50,17 @@ func (a Admin) Run(ctx context.Context, addr string, log *slog.Logger) error {
 	}
 	return nil
 }
+
+// checkAlive asks the admin port at addr for /livez.
+func checkAlive(addr string) error {
+	client := &http.Client{Timeout: 3 * time.Second}
+	resp, err := client.Get("http://" + addr + "/livez")
+	if err != nil {
+		return fmt.Errorf("no answer from the admin port: %w; BACKSTEP_ADMIN_ADDR must name the port of the running process", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the admin port answers %s", resp.Status)
+	}
+	return nil
+}

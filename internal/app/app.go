@@ -42,9 +42,17 @@ type Service struct {
 func Main(about string, cfg any, run func(ctx context.Context) error) {
 	flag.Usage = func() { usage(about, cfg) }
 	version := flag.Bool("version", false, "print the version")
+	check := flag.Bool("check", false, "ask the process at BACKSTEP_ADMIN_ADDR whether it lives; for container health checks")
 	flag.Parse()
-	if *version {
+	switch {
+	case *version:
 		fmt.Println(Version())
+		return
+	case *check:
+		if err := checkAlive(os.Getenv("BACKSTEP_ADMIN_ADDR")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		return
 	}
 	if err := Load(cfg); err != nil {
@@ -93,7 +101,9 @@ func InRange(name string, v, low, high int) error {
 }
 
 func usage(about string, cfg any) {
-	fmt.Fprintf(os.Stderr, "%s\n\nIt is configured by environment variables:\n\n", about)
+	fmt.Fprintf(os.Stderr, "%s\n\nFlags:\n", about)
+	flag.PrintDefaults()
+	fmt.Fprint(os.Stderr, "\nIt is configured by environment variables:\n\n")
 	// The table goes to standard error like all of the usage.
 	stdout := os.Stdout
 	os.Stdout = os.Stderr
