@@ -22,7 +22,7 @@ type Client struct {
 	session *Session   // the live one, or nil
 	stopped bool
 	reason  string        // why there is no session, in words
-	changed chan struct{} // closed and replaced when any of these changes
+	changed chan struct{} // closed and replaced when any of these, or an alarm, changes
 }
 
 // New returns a client that is not connected yet.
@@ -106,7 +106,7 @@ func (c *Client) serve(ctx context.Context) error {
 // dial makes a connection. Whatever amqp091 does about a failed handshake, the socket is
 // closed when it fails or ctx ends.
 func (c *Client) dial(ctx context.Context) (*Session, error) {
-	var socket net.Conn
+	var socket *writeBehind
 	stop := func() bool { return true }
 	conn, err := amqp091.DialConfig(c.cfg.URL, amqp091.Config{
 		Properties: c.cfg.clientProperties(),
@@ -117,7 +117,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 			if err != nil {
 				return nil, err
 			}
-			socket = &deadlineConn{Conn: nc, timeout: c.cfg.WriteTimeout}
+			socket = newWriteBehind(nc, c.cfg.WriteTimeout)
 			stop = context.AfterFunc(ctx, func() { _ = nc.Close() })
 			// For the handshakes; amqp091 lifts it after them.
 			return socket, socket.SetDeadline(time.Now().Add(c.cfg.DialTimeout))
@@ -130,6 +130,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 	if err != nil {
 		if socket != nil {
 			_ = socket.Close()
+			<-socket.done
 		}
 		return nil, err
 	}
@@ -137,6 +138,9 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 }
 
 func (c *Client) noteBlocked(reason string) {
+	c.mu.Lock()
+	c.tell()
+	c.mu.Unlock()
 	if reason == "" {
 		c.cfg.Log.Info("the broker takes messages again", "broker", c.address)
 		return
@@ -148,6 +152,11 @@ func (c *Client) set(s *Session, stopped bool, reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.session, c.stopped, c.reason = s, stopped, reason
+	c.tell()
+}
+
+// tell wakes who waits for a change. mu must be held.
+func (c *Client) tell() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }

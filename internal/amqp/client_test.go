@@ -91,17 +91,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		})
 	})
 	t.Run("nobody listens", func(t *testing.T) {
-		run(t, Config{URL: "amqp://127.0.0.1:1"}, func(ctx context.Context, c *Client) {
-			for !strings.HasPrefix(c.State(), "not connected to amqp://127.0.0.1:1: ") {
-				c.mu.Lock()
-				changed := c.changed
-				c.mu.Unlock()
-				select {
-				case <-changed:
-				case <-ctx.Done():
-					t.Fatalf("state %q", c.State())
-				}
-			}
+		run(t, Config{URL: "amqp://127.0.0.1:1"}, func(_ context.Context, c *Client) {
+			until(t, c, func() bool { return strings.HasPrefix(c.State(), "not connected to amqp://127.0.0.1:1: ") })
 		})
 	})
 	t.Run("in OnSession", func(t *testing.T) {
@@ -129,16 +120,7 @@ func TestOnSessionIsTriedAgain(t *testing.T) {
 func TestWrongPassword(t *testing.T) {
 	b := testenv.Vhost(t)
 	c := start(t, Config{URL: strings.Replace(b.URL, "@", "s3cret@", 1)})
-	for ctx := within(t); !strings.HasPrefix(c.State(), "not connected"); {
-		c.mu.Lock()
-		changed := c.changed
-		c.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			t.Fatal("no answer")
-		}
-	}
+	until(t, c, func() bool { return strings.HasPrefix(c.State(), "not connected") })
 	if s := c.State(); !strings.Contains(s, "403") || strings.Contains(s, "s3cret") {
 		t.Errorf("state %q, want a 403 without the password", s)
 	}

@@ -45,6 +45,7 @@ func (c *ConfirmChannel) Destroy() {
 
 // confirmer publishes on one channel and works out what became of each message.
 type confirmer struct {
+	client  *Client
 	session *Session
 	ch      *amqp091.Channel
 	closes  chan *amqp091.Error
@@ -87,9 +88,10 @@ func newReturnKey(id, exchange, routingKey string, body []byte) returnKey {
 	return k
 }
 
-// openConfirmer opens a confirm channel on s.
-func openConfirmer(ctx context.Context, s *Session, window int) (*confirmer, error) {
+// openConfirmer opens a confirm channel on s, the client's session.
+func openConfirmer(ctx context.Context, client *Client, s *Session, window int) (*confirmer, error) {
 	c := &confirmer{
+		client:  client,
 		session: s,
 		closes:  make(chan *amqp091.Error, 1),
 		// amqp091 drops a return that finds this full for 5 s, and its message would look

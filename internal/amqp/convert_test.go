@@ -235,7 +235,7 @@ func TestCheckKnowsTheFrame(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := newSession(conn, nil)
-		ch, err := openConfirmer(within(t), s, 1)
+		ch, err := openConfirmer(within(t), nil, s, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

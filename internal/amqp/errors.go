@@ -41,7 +41,7 @@ func gone(err error) error {
 // isCode reports whether the broker answered with this reply code.
 func isCode(err error, code int) bool {
 	e, ok := errors.AsType[*amqp091.Error](err)
-	return ok && e.Server && e.Code == code
+	return ok && e != nil && e.Server && e.Code == code
 }
 
 // closeReason says in words why a channel or connection ended; nil means we closed it.

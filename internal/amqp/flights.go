@@ -1,8 +1,10 @@
 package amqp
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/rabbitmq/amqp091-go"
 
@@ -143,6 +145,7 @@ func (f *flights) drainReturns() {
 
 // end gives the last results, after the channel was closed because of e.
 func (f *flights) end(e *amqp091.Error) {
+	outage := isOutage(e) || isCode(e, amqp091.InternalError) && !f.brokerServes()
 	f.mu.Lock()
 	f.gone = true // so nothing is written after this take
 	f.mu.Unlock()
@@ -164,23 +167,40 @@ func (f *flights) end(e *amqp091.Error) {
 			f.giveAcked(fl)
 			continue
 		}
-		f.result(fl, verdict(e, blames(e, fl.key.exchange), blamed), closeReason(e))
+		kind := message.Aborted
+		switch {
+		case blames(e, fl.key.exchange):
+			kind = message.Returned
+		case outage || blamed:
+			kind = message.Lost
+		}
+		f.result(fl, kind, closeReason(e))
 	}
 }
 
-// verdict says what became of a message that was in flight when its channel was closed
-// because of e. named means that e blames its exchange, anyNamed that it blames that of any
-// message in flight.
-func verdict(e *amqp091.Error, named, anyNamed bool) message.ResultKind {
-	switch {
-	case e == nil || !e.Server || e.Code == amqp091.ConnectionForced:
-		return message.Lost
-	case named:
-		return message.Returned
-	case anyNamed:
-		return message.Lost
+// isOutage reports whether e says nothing against any message: we closed the channel, the
+// connection was lost, or an operator or a shutdown closed it.
+func isOutage(e *amqp091.Error) bool {
+	return e == nil || !e.Server || e.Code == amqp091.ConnectionForced
+}
+
+// shutdownTest is how soon a broker that closed a connection over a message has taken the
+// next one.
+const shutdownTest = 3 * time.Second
+
+// brokerServes tells the two meanings of 541 INTERNAL_ERROR apart: a message crashed its
+// channel, or channels crash because the broker is shutting down. Then there is no next
+// session for a while.
+func (c *confirmer) brokerServes() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTest)
+	defer cancel()
+	select {
+	case <-c.session.Done():
+	case <-ctx.Done():
+		return true // it closed only the channel
 	}
-	return message.Aborted
+	_, err := c.client.Session(ctx)
+	return err == nil
 }
 
 // blames reports whether e closed a channel because a message was published to this exchange,

@@ -90,7 +90,7 @@ func (p *Publisher) open(ctx context.Context) (*confirmer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openConfirmer(ctx, s, p.window)
+	return openConfirmer(ctx, p.client, s, p.window)
 }
 
 // Stat is a snapshot of the pool for metrics: a pool that is always empty is the bottleneck.

@@ -3,6 +3,7 @@ package amqp
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -234,6 +235,49 @@ func TestPoison(t *testing.T) {
 	}
 }
 
+// TestCrash: a message that crashes its channel takes the connection along, with 541. That is
+// not held against it if it is the broker that is going down.
+func TestCrash(t *testing.T) {
+	crash := func(t *testing.T, c *Client) message.Result {
+		ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+		defer ch.Destroy()
+		// Publish would refuse it.
+		nan := amqp091.Publishing{Headers: amqp091.Table{"n": math.NaN()}}
+		confirm, err := ch.ch.PublishWithDeferredConfirm("amq.fanout", "", false, false, nan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ch.unresolved.Add(1)
+		if !ch.note(flight{confirm: confirm}) {
+			t.Fatal("the channel ended first")
+		}
+		r := results(t, ch, 1)[0]
+		if !strings.Contains(r.Reason, "541 INTERNAL_ERROR") {
+			t.Errorf("reason %q does not say why", r.Reason)
+		}
+		return r
+	}
+	b := testenv.Vhost(t)
+	t.Run("broker serves", func(t *testing.T) {
+		if r := crash(t, start(t, Config{URL: b.URL})); r.Kind != message.Aborted {
+			t.Errorf("result %v, want aborted", r.Kind)
+		}
+	})
+	t.Run("broker is gone", func(t *testing.T) {
+		first := true
+		c := start(t, Config{URL: b.URL, OnSession: func(context.Context, *Session) error {
+			if first {
+				first = false
+				return nil
+			}
+			return errors.New("as if there were no broker")
+		}})
+		if r := crash(t, c); r.Kind != message.Lost {
+			t.Errorf("result %v, want lost", r.Kind)
+		}
+	})
+}
+
 // TestConnectionClosedWhilePublishing: each message has its result, and no healthy one is blamed.
 func TestConnectionClosedWhilePublishing(t *testing.T) {
 	b := testenv.Vhost(t)
@@ -282,6 +326,30 @@ func TestConnectionClosedWhilePublishing(t *testing.T) {
 	publish(t, ch, command("orders"))
 	if r := results(t, ch, 1)[0]; r.Kind != message.Confirmed {
 		t.Errorf("on the next session: %+v, want confirmed", r)
+	}
+}
+
+// TestLateConfirmHoldsUpNobody: a message whose confirm does not come is the oldest.
+func TestLateConfirmHoldsUpNobody(t *testing.T) {
+	b := testenv.Vhost(t)
+	c := start(t, Config{URL: b.URL})
+	declare(t, c, "orders")
+	ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+	ch.unresolved.Add(1)
+	if !ch.note(flight{tag: 7, confirm: &amqp091.DeferredConfirmation{}}) {
+		t.Fatal("the channel has ended")
+	}
+	msgs := []*message.Message{command("orders"), command("nowhere"), command("orders")}
+	for range 3 {
+		publish(t, ch, msgs...)
+		got := results(t, ch, 3)
+		if got[0].Kind != message.Confirmed || got[1].Kind != message.Returned || got[2].Kind != message.Confirmed {
+			t.Errorf("results %v, want confirmed, returned, confirmed", got)
+		}
+	}
+	ch.Destroy()
+	if r := results(t, ch, 1)[7]; r.Kind != message.Lost {
+		t.Errorf("after Destroy the late one is %+v, want lost", r)
 	}
 }
 
@@ -346,7 +414,9 @@ func TestAcquireAfterClose(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
+// TestEnd: what becomes of messages in flight, by their exchange, when their channel is closed.
+func TestEnd(t *testing.T) {
+	type kinds = map[string]message.ResultKind
 	server := func(code int, reason string) *amqp091.Error {
 		return &amqp091.Error{Code: code, Reason: reason, Server: true}
 	}
@@ -354,30 +424,34 @@ func TestVerdict(t *testing.T) {
 	tests := []struct {
 		name string
 		e    *amqp091.Error
-		want map[string]message.ResultKind // of messages in flight, by exchange
+		want kinds
 	}{
-		{"we closed it", nil, map[string]message.ResultKind{"a": message.Lost}},
-		{"socket", &amqp091.Error{Code: 501, Reason: "EOF"}, map[string]message.ResultKind{"a": message.Lost}},
-		{"shutdown", server(320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"),
-			map[string]message.ResultKind{"a": message.Lost}},
-		{"missing", missing, map[string]message.ResultKind{"a": message.Returned, "b": message.Lost, "": message.Lost, "aa": message.Lost}},
-		{"of another channel user", missing, map[string]message.ResultKind{"b": message.Aborted}},
+		{"we closed it", nil, kinds{"a": message.Lost}},
+		{"socket", &amqp091.Error{Code: 501, Reason: "EOF"}, kinds{"a": message.Lost}},
+		{"shutdown", server(320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"), kinds{"a": message.Lost}},
+		{"missing", missing, kinds{"a": message.Returned, "b": message.Lost, "": message.Lost, "aa": message.Lost}},
+		{"missing, and acked before", missing, kinds{"b": message.Aborted}},
 		{"forbidden", server(403, "ACCESS_REFUSED - access to exchange 'amq.default' in vhost '/' refused for user 'x'"),
-			map[string]message.ResultKind{"": message.Returned, "a": message.Lost}},
+			kinds{"": message.Returned, "a": message.Lost}},
 		{"forbidden topic", server(403, "ACCESS_REFUSED - access to topic 'k' in exchange 'a' in vhost '/' refused for user 'x'"),
-			map[string]message.ResultKind{"a": message.Returned, "b": message.Lost}},
-		{"frame", server(501, "FRAME_ERROR"), map[string]message.ResultKind{"a": message.Aborted}},
-		{"precondition", server(406, "PRECONDITION_FAILED - invalid expiration"), map[string]message.ResultKind{"a": message.Aborted}},
+			kinds{"a": message.Returned, "b": message.Lost}},
+		{"frame", server(501, "FRAME_ERROR"), kinds{"a": message.Aborted}},
+		{"precondition", server(406, "PRECONDITION_FAILED - invalid expiration"), kinds{"a": message.Aborted}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			anyNamed := false
+			f := flights{confirmer: &confirmer{results: make(chan message.Result, len(tt.want))}}
+			tags := map[uint64]string{}
 			for exchange := range tt.want {
-				anyNamed = anyNamed || blames(tt.e, exchange)
+				tag := uint64(len(tags))
+				tags[tag] = exchange
+				f.pending = append(f.pending, flight{tag: tag, key: returnKey{exchange: exchange}, confirm: &amqp091.DeferredConfirmation{}})
 			}
-			for exchange, want := range tt.want {
-				if got := verdict(tt.e, blames(tt.e, exchange), anyNamed); got != want {
-					t.Errorf("message to exchange %q is %v, want %v", exchange, got, want)
+			f.end(tt.e)
+			for range tt.want {
+				r := <-f.results
+				if got, want := r.Kind, tt.want[tags[r.Tag]]; got != want {
+					t.Errorf("message to exchange %q is %v, want %v", tags[r.Tag], got, want)
 				}
 			}
 		})

@@ -3,7 +3,6 @@ package amqp
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -17,13 +16,13 @@ const closeTimeout = 5 * time.Second
 // end with it; nothing of it means anything to another.
 type Session struct {
 	conn    *amqp091.Connection
-	socket  net.Conn
+	socket  *writeBehind
 	done    chan struct{}
 	err     *amqp091.Error // why it ended; set before done is closed, nil if we ended it
 	blocked atomic.Pointer[string]
 }
 
-func newSession(conn *amqp091.Connection, socket net.Conn) *Session {
+func newSession(conn *amqp091.Connection, socket *writeBehind) *Session {
 	return &Session{conn: conn, socket: socket, done: make(chan struct{})}
 }
 
@@ -65,6 +64,7 @@ func (s *Session) close() {
 	_ = s.conn.CloseDeadline(time.Now().Add(closeTimeout))
 	s.cut()
 	<-s.done
+	<-s.socket.done
 }
 
 // cut closes the socket. The reader notices and ends the session.
