@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"backstep/internal/app"
+	"backstep/internal/handlers"
+	"backstep/internal/testenv"
+	"backstep/migrations"
+)
+
+// demoOptions are the flags of demo.
+type demoOptions struct {
+	relays, workers, orders int
+	keep, asJSON            bool
+	patience                time.Duration
+}
+
+func newDemo() *cobra.Command {
+	var o demoOptions
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Run orders through the whole system, on servers of its own, and check the outcome",
+		Long: `Starts MySQL and RabbitMQ (or makes a database and a virtual host of its own on those in
+BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), relays and workers, submits orders of which some must
+fail, waits until every saga has ended, shows what was expected beside what happened, and checks
+every invariant. Then it stops and removes all it made. It exits with 1 on any difference.`,
+		Example: `  backstep demo
+  backstep demo --orders 5000 --workers 6
+  backstep demo --keep       # leave it up until Ctrl-C, to look around`,
+		Args: cobra.NoArgs,
+		RunE: verb(func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			d := demo{demoOptions: o, out: cmd.OutOrStdout(), progress: cmd.ErrOrStderr()}
+			return d.run(cmd.Context())
+		}),
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.relays, "relays", 2, "relay processes")
+	f.IntVar(&o.workers, "workers", 3, "worker processes")
+	f.IntVar(&o.orders, "orders", 200, "orders; 6.5 % ask for too much, 6.5 % are declined and 7 % refused")
+	f.BoolVar(&o.keep, "keep", false, "leave everything up until Ctrl-C")
+	f.BoolVar(&o.asJSON, "json", false, "print the outcome as JSON")
+	f.DurationVar(&o.patience, "patience", 120*time.Second, "fail when no order has moved for so long")
+	return cmd
+}
+
+func (o demoOptions) validate() error {
+	switch {
+	case o.relays < 1 || o.relays > 16:
+		return usagef("--relays is %d; it may be 1 to 16", o.relays)
+	case o.workers < 1 || o.workers > 32:
+		return usagef("--workers is %d; it may be 1 to 32", o.workers)
+	case o.orders < 1 || o.orders > 1_000_000:
+		return usagef("--orders is %d; it may be 1 to 1000000", o.orders)
+	case o.patience <= 0:
+		return usagef("--patience is %s; it must be positive", o.patience)
+	}
+	return nil
+}
+
+// mix is exactly 13, 13 and 14 of 200, and in proportion otherwise.
+func (o demoOptions) mix() mix {
+	share := func(percent float64) int { return int(math.Round(float64(o.orders) * percent / 100)) }
+	return mix{count: o.orders, noStock: share(6.5), decline: share(6.5), refuse: share(7)}
+}
+
+// What the demo stocks: enough of everything, for orders that do not ask for too much.
+const (
+	demoSKUs  = 100
+	demoStock = 100_000_000
+)
+
+// demo is one run of it.
+type demo struct {
+	demoOptions
+	out      io.Writer // the outcome
+	progress io.Writer // what is going on
+	logs     string    // folder with the processes' logs
+}
+
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.progress, format+"\n", args...) }
+
+// run does it all, and undoes it whatever happens.
+func (d *demo) run(ctx context.Context) (err error) {
+	programs, err := siblings("relay", "worker")
+	if err != nil {
+		return err
+	}
+	if d.logs, err = os.MkdirTemp("", "backstep-demo-"); err != nil {
+		return fmt.Errorf("make a folder for logs: %w", err)
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			d.say("the logs of relays and workers are in %s", d.logs)
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(d.logs))
+	}()
+
+	servers, err := d.startServers(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, servers.Stop()) }()
+	p, err := newPlace(ctx, servers)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.drop()) }()
+	return d.inPlace(ctx, p, programs)
+}
+
+// siblings finds programs of ours next to this one.
+func siblings(names ...string) (map[string]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the other programs: %w", err)
+	}
+	if self, err = filepath.EvalSymlinks(self); err != nil {
+		return nil, fmt.Errorf("find the other programs: %w", err)
+	}
+	paths := map[string]string{}
+	for _, name := range names {
+		path := filepath.Join(filepath.Dir(self), name)
+		if _, err := os.Stat(path); err != nil {
+			return nil, fmt.Errorf("program %s is not next to %s: %w; run: make build", name, filepath.Base(self), err)
+		}
+		paths[name] = path
+	}
+	return paths, nil
+}
+
+func (d *demo) startServers(ctx context.Context) (*testenv.Servers, error) {
+	c, err := loadConfig()
+	if err != nil {
+		return nil, err
+	}
+	quiet := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	log := slog.New(slog.NewTextHandler(d.progress, &slog.HandlerOptions{ReplaceAttr: quiet}))
+	servers, err := testenv.Start(ctx, testenv.Options{
+		MySQLDSN: c.MySQL.DSN, AMQPURL: c.AMQP.URL, ManagementURL: c.AMQP.ManagementURL, Log: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start MySQL and RabbitMQ: %w", err)
+	}
+	return servers, nil
+}
+
+// inPlace sets everything up, runs the orders and reports.
+func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string) (err error) {
+	db, err := p.config.openDatabase(ctx)
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // the database is dropped next
+	if _, err := migrations.Up(ctx, db, nil); err != nil {
+		return err
+	}
+	if _, err := applyTopology(ctx, p.config); err != nil {
+		return err
+	}
+	if err := handlers.Seed(ctx, db, demoSKUs, demoStock); err != nil {
+		return err
+	}
+	b, err := p.config.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+
+	f, err := newFleet(d.logs, p.environment())
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := f.stop(); e != nil {
+			err = errors.Join(err, fmt.Errorf("stop relays and workers: %w", e))
+		}
+	}()
+	for role, n := range map[string]int{"relay": d.relays, "worker": d.workers} {
+		for i := range n {
+			if err := f.start(programs[role], fmt.Sprintf("%s-%d", role, i+1)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := f.awaitReady(ctx); err != nil {
+		return err
+	}
+	d.say("%s and %s are ready", plural(d.relays, "relay"), plural(d.workers, "worker"))
+
+	t := trial{demo: d, db: db, broker: b, fleet: f, config: p.config}
+	r, err := t.run(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.report(r, p); err != nil {
+		return err
+	}
+	if d.keep {
+		d.say("everything stays up until Ctrl-C")
+		select {
+		case <-ctx.Done():
+			d.say("stopping")
+		case ended := <-f.ended:
+			return ended.gone()
+		}
+	}
+	if !r.OK {
+		return errors.New("the outcome is not what it should be")
+	}
+	return nil
+}
+
+// environment is that of relays and workers: ours, with the place's servers.
+func (p *place) environment() []string {
+	mine := []string{
+		app.Prefix + "_MYSQL_DSN=" + p.config.MySQL.DSN,
+		app.Prefix + "_AMQP_URL=" + p.config.AMQP.URL,
+		app.Prefix + "_ADMIN_ADDR=127.0.0.1:0", // many on one machine
+		app.Prefix + "_QUEUES=",                // each worker takes all
+	}
+	env := mine
+	for _, v := range os.Environ() {
+		name, _, _ := strings.Cut(v, "=")
+		if !containsName(mine, name) {
+			env = append(env, v)
+		}
+	}
+	return env
+}
+
+func containsName(env []string, name string) bool {
+	for _, v := range env {
+		if strings.HasPrefix(v, name+"=") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"backstep/internal/testenv"
+)
+
+// place is a database and a virtual host that the demo has for itself, on servers that may be
+// somebody else's.
+type place struct {
+	servers *testenv.Servers
+	name    string
+	config  config
+}
+
+// newPlace makes both. What it made is dropped again if it fails.
+func newPlace(ctx context.Context, servers *testenv.Servers) (*place, error) {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails
+	p := &place{servers: servers, name: "backstep_demo_" + hex.EncodeToString(b[:])}
+	p.config.MySQL.DSN = servers.DSN(p.name)
+	p.config.AMQP.URL = servers.AMQPURL(p.name)
+	p.config.AMQP.ManagementURL = servers.ManagementURL()
+	p.config.Inbox.Retention = 14 * 24 * time.Hour
+	if err := p.make(ctx); err != nil {
+		return nil, errors.Join(err, p.drop())
+	}
+	return p, nil
+}
+
+func (p *place) make(ctx context.Context) error {
+	if err := p.exec(ctx, "CREATE DATABASE "+p.name+" CHARACTER SET utf8mb4"); err != nil {
+		return fmt.Errorf("create database %s: %w; the user in BACKSTEP_MYSQL_DSN needs the right to", p.name, err)
+	}
+	u, err := url.Parse(p.config.AMQP.URL)
+	if err != nil {
+		return errors.New("the broker's address is not a URL") // err would quote the password
+	}
+	if err := p.manage(ctx, http.MethodPut, nil, "vhosts", p.name); err != nil {
+		return fmt.Errorf("create virtual host %s: %w; the user in BACKSTEP_AMQP_URL needs the administrator tag", p.name, err)
+	}
+	all := map[string]string{"configure": ".*", "write": ".*", "read": ".*"}
+	if err := p.manage(ctx, http.MethodPut, all, "permissions", p.name, u.User.Username()); err != nil {
+		return fmt.Errorf("permit %s on virtual host %s: %w", u.User.Username(), p.name, err)
+	}
+	return nil
+}
+
+// drop deletes both. It needs no context: it has to be done when everything else has ended.
+func (p *place) drop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return errors.Join(
+		p.manage(ctx, http.MethodDelete, nil, "vhosts", p.name),
+		p.exec(ctx, "DROP DATABASE IF EXISTS "+p.name))
+}
+
+// exec runs a statement that needs no database.
+func (p *place) exec(ctx context.Context, query string) error {
+	db, err := sql.Open("mysql", p.servers.DSN(""))
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // the statement has been executed or not
+	_, err = db.ExecContext(ctx, query)
+	return err
+}
+
+// manage calls the management API; that something to delete is not there is as good.
+func (p *place) manage(ctx context.Context, method string, body any, segments ...string) error {
+	u, err := url.Parse(p.servers.ManagementURL())
+	if err != nil {
+		return errors.New("the management API's address is not a URL")
+	}
+	path := "api"
+	for _, s := range segments {
+		path += "/" + url.PathEscape(s)
+	}
+	var in bytes.Buffer
+	if body != nil {
+		if err := json.NewEncoder(&in).Encode(body); err != nil {
+			return err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u.JoinPath(path).String(), &in)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true // a few calls, then nothing
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was only read
+	if resp.StatusCode >= http.StatusBadRequest && (method != http.MethodDelete || resp.StatusCode != http.StatusNotFound) {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // half an explanation is better than none
+		return fmt.Errorf("management API answered %s: %s", resp.Status, bytes.TrimSpace(text))
+	}
+	return nil
+}
