@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -54,7 +53,7 @@ func (l *Lane) Run(ctx context.Context) error {
 	return nil
 }
 
-// consume works on one subscription until it ends.
+// consume works on one subscription until it ends, or ctx does.
 func (l *Lane) consume(ctx context.Context) error {
 	// Prefetch 1 at first: with a full prefetch a process that crashes on a poison message
 	// again and again would burn the delivery counts of its innocent neighbours too.
@@ -62,27 +61,40 @@ func (l *Lane) consume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer sub.Close() //nolint:errcheck // the broker requeues what we have not acked either way
-	open := false
-	for {
-		select {
-		case <-ctx.Done():
-			return l.drain(sub)
-		case d, ok := <-sub.Deliveries():
-			if !ok {
-				return errors.Join(errors.New("subscription ended"), sub.Err())
-			}
-			batch := l.collect(d, sub.Deliveries())
-			if err := l.process(ctx, sub, batch); err != nil {
-				return err
-			}
-			if !open && !d.Redelivered {
-				open = true
-				if err := sub.Reopen(ctx, 2*l.cfg.Batch); err != nil {
-					return err
-				}
-			}
+	// What was not started goes back at once, while the transaction in hand is finished.
+	returned := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(returned); handBack(sub) })
+	defer func() {
+		if !stop() {
+			<-returned
 		}
+		_ = sub.Close() // the broker requeues what we have not acked either way
+	}()
+	s := &session{Subscription: sub}
+	for d := range sub.Deliveries() {
+		if err := l.process(ctx, s, l.collect(d, sub.Deliveries())); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errors.New("subscription ended"), sub.Err())
+}
+
+// session is a subscription and whether it has its full prefetch yet.
+type session struct {
+	Subscription
+	open bool
+}
+
+// handBack stops new deliveries and requeues those that nobody has taken.
+func handBack(sub Subscription) {
+	if err := sub.Cancel(); err != nil {
+		_ = sub.Close() // gone, and the broker has requeued everything
+		return
+	}
+	for d := range sub.Deliveries() {
+		// One by one: the tags before them are in hand. After an error the broker has requeued
+		// them already.
+		_ = sub.Nack(d.Tag, false, true)
 	}
 }
 
@@ -103,50 +115,44 @@ func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []messa
 	return batch
 }
 
-// drain hands back what was not started.
-func (l *Lane) drain(sub Subscription) error {
-	if err := sub.Cancel(); err != nil {
-		return err
-	}
-	var last uint64
-	for d := range sub.Deliveries() {
-		last = d.Tag
-	}
-	if last == 0 {
-		return nil
-	}
-	// Everything before was acked, so this covers exactly what was not started.
-	return sub.Nack(last, true, true)
-}
-
 // process runs a batch in one transaction and acks it. What fails together is run apart:
-// conflicts first in place, then in halves; a panic alone.
-func (l *Lane) process(ctx context.Context, sub Subscription, batch []message.Delivery) error {
+// conflicts first in place, then in halves; a panic alone. When ctx ends the transaction in
+// hand is finished, and no other is begun.
+func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
 	work := []*group{{ds: batch}}
 	for len(work) > 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		g := work[0]
-		// The transaction in hand is finished even when ctx ends; a wait is not.
-		err := l.transact(context.WithoutCancel(ctx), g)
-		if err == nil {
-			crash.Point("worker.committed")
-			// Groups run in the order of their tags, so all lower tags are settled.
-			if err := sub.Ack(g.ds[len(g.ds)-1].Tag, true); err != nil {
-				return fmt.Errorf("ack: %w", err)
+		if err := l.transact(context.WithoutCancel(ctx), g); err != nil {
+			parts, err := l.recover(ctx, g, err)
+			if err != nil {
+				return err
 			}
-			crash.Point("worker.acked")
-			work = work[1:]
+			work = append(parts, work[1:]...)
 			continue
 		}
-		if ctx.Err() != nil {
+		crash.Point("worker.committed")
+		if err := l.settle(ctx, s, g); err != nil {
 			return err
 		}
-		parts, err := l.recover(ctx, g, err)
-		if err != nil {
-			return err
-		}
-		work = append(parts, work[1:]...)
+		crash.Point("worker.acked")
+		work = work[1:]
 	}
 	return nil
+}
+
+// settle acks a group that is committed.
+func (l *Lane) settle(ctx context.Context, s *session, g *group) error {
+	var err error
+	if !s.open && !g.ds[0].Redelivered {
+		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
+		s.open = true
+		err = s.Reopen(ctx, 2*l.cfg.Batch)
+	}
+	// Groups run in the order of their tags, so all lower tags are settled.
+	return errors.Join(err, s.Ack(g.ds[len(g.ds)-1].Tag, true))
 }
 
 // group is deliveries that share a transaction, and how often it failed.
