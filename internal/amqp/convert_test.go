@@ -73,6 +73,10 @@ func TestRoundTrip(t *testing.T) {
 			if want.DeliveryMode == 0 {
 				want.DeliveryMode = 2
 			}
+			if !bytes.Equal(want.Body, d.Body) {
+				t.Errorf("a body of %d bytes came for one of %d, or another", len(d.Body), len(want.Body))
+			}
+			want.Body, d.Body = nil, nil
 			if diff := cmp.Diff(want, d.Message, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("received other than sent (-sent +received):\n%s", diff)
 			}
