@@ -66,7 +66,7 @@ func (c *config) Validate() error {
 
 func main() {
 	var cfg config
-	app.Main(about, &cfg, func(ctx context.Context) error { return run(ctx, cfg) })
+	app.Main("worker", about, &cfg, func(ctx context.Context) error { return run(ctx, cfg) })
 }
 
 func run(ctx context.Context, cfg config) error {

@@ -13,8 +13,11 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/kelseyhightower/envconfig"
+
+	"backstep/internal/tracing"
 )
 
 // Prefix is that of every environment variable.
@@ -37,9 +40,10 @@ type Service struct {
 	LogLevel  slog.Level `split_words:"true" default:"info" desc:"debug, info, warn or error"`
 }
 
-// Main runs a long-running binary: it reads the environment into cfg, and calls run with a
-// context that SIGINT and SIGTERM end. A second signal ends the process at once.
-func Main(about string, cfg any, run func(ctx context.Context) error) {
+// Main runs a long-running binary: it reads the environment into cfg, sets up tracing as the
+// standard OTEL_ variables say, and calls run with a context that SIGINT and SIGTERM end. A
+// second signal ends the process at once.
+func Main(role, about string, cfg any, run func(ctx context.Context) error) {
 	flag.Usage = func() { usage(about, cfg) }
 	version := flag.Bool("version", false, "print the version")
 	check := flag.Bool("check", false, "ask the process at BACKSTEP_ADMIN_ADDR whether it lives; for container health checks")
@@ -61,10 +65,26 @@ func Main(about string, cfg any, run func(ctx context.Context) error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // from now on a signal has its usual effect
-	if err := run(ctx); err != nil {
+	err := traced(ctx, role, run)
+	if err != nil {
 		slog.Error("stopped", "error", err)
 		os.Exit(1)
 	}
+}
+
+// traced runs run with tracing set up, and then sends the spans that are left.
+func traced(ctx context.Context, role string, run func(ctx context.Context) error) error {
+	stop, err := tracing.Setup(ctx, "backstep-"+role, Version())
+	if err != nil {
+		return err
+	}
+	err = run(ctx)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if serr := stop(end); serr != nil {
+		slog.Warn("traces not sent", "error", serr) // the work is done all the same
+	}
+	return err
 }
 
 // Load reads the environment into cfg, a pointer to a struct with envconfig tags.
