@@ -56,6 +56,10 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, nil, err
 	}
+	tmp := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return nil, nil, err
+	}
 	initFile := filepath.Join(dir, "init.sql")
 	if err := os.WriteFile(initFile, []byte(mysqlInitSQL), 0o600); err != nil {
 		return nil, nil, err
@@ -66,6 +70,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 		"--no-defaults",
 		"--user=" + me.Username,
 		"--datadir=" + filepath.Join(dir, "data"),
+		"--tmpdir=" + tmp, // a server that starts deletes the temporary tables in it, also another's
 		"--innodb-buffer-pool-size=512M",
 		"--loose-innodb-log-file-size=256M",     // MariaDB
 		"--loose-innodb-redo-log-capacity=256M", // MySQL
