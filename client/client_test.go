@@ -1,10 +1,8 @@
 package client_test
 
 import (
-	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"testing"
 
 	"backstep/client"
