@@ -44,6 +44,7 @@ type Config struct {
 	Batch     int           // most messages in one transaction; default 32; prefetch is twice this
 	MaxBody   int           // bytes; larger messages are parked; default 256 KiB
 	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
+	Timeout   time.Duration // of one transaction; a batch that takes longer is run one by one; default 1 min
 	MaxHold   time.Duration // how long deliveries are held while the database is away, before they
 	// go back to the broker; well below its consumer time-out (30 min); default 10 min
 
@@ -74,6 +75,7 @@ func (c Config) withDefaults() Config {
 		c.MaxAttempts = 10
 	}
 	def(&c.Retention, 14*24*time.Hour)
+	def(&c.Timeout, time.Minute)
 	def(&c.MaxHold, 10*time.Minute)
 	def(&c.RetryBase, time.Second)
 	def(&c.RetryMax, 5*time.Minute)

@@ -7,17 +7,12 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"backstep/internal/crash"
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
 
-var (
-	// errPanic means a handler panicked; the text has the stack.
-	errPanic = errors.New("panic in handler")
-	// errHeldTooLong means the database stayed away until the broker would have complained.
-	errHeldTooLong = errors.New("deliveries held too long; handing them back")
-)
+// errHeldTooLong means the database stayed away until the broker would have complained.
+var errHeldTooLong = errors.New("deliveries held too long; handing them back")
 
 // Lane consumes one queue, a batch at a time.
 type Lane struct {
@@ -113,108 +108,6 @@ func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []messa
 		}
 	}
 	return batch
-}
-
-// process runs a batch in one transaction and acks it. What fails together is run apart:
-// conflicts first in place, then in halves; a panic alone. When ctx ends the transaction in
-// hand is finished, and no other is begun.
-func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
-	work := []*group{{ds: batch}}
-	for len(work) > 0 {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		g := work[0]
-		if err := l.transact(context.WithoutCancel(ctx), g); err != nil {
-			parts, err := l.recover(ctx, g, err)
-			if err != nil {
-				return err
-			}
-			work = append(parts, work[1:]...)
-			continue
-		}
-		crash.Point("worker.committed")
-		if err := l.settle(ctx, s, g); err != nil {
-			return err
-		}
-		crash.Point("worker.acked")
-		work = work[1:]
-	}
-	return nil
-}
-
-// settle acks a group that is committed.
-func (l *Lane) settle(ctx context.Context, s *session, g *group) error {
-	var err error
-	if !s.open && !g.ds[0].Redelivered {
-		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
-		s.open = true
-		err = s.Reopen(ctx, 2*l.cfg.Batch)
-	}
-	// Groups run in the order of their tags, so all lower tags are settled.
-	return errors.Join(err, s.Ack(g.ds[len(g.ds)-1].Tag, true))
-}
-
-// group is deliveries that share a transaction, and how often it failed.
-type group struct {
-	ds                     []message.Delivery
-	conflicts, lost, fails int
-}
-
-func (g *group) halves() []*group {
-	h := len(g.ds) / 2
-	return []*group{{ds: g.ds[:h]}, {ds: g.ds[h:]}}
-}
-
-func (g *group) singles() []*group {
-	out := make([]*group, len(g.ds))
-	for i := range g.ds {
-		out[i] = &group{ds: g.ds[i : i+1]}
-	}
-	return out
-}
-
-// maxLost is how often a message alone may lose its connection to a server that is up.
-const maxLost = 3
-
-// recover decides how to go on after the transaction of g failed with err. Nothing is spent
-// and nothing parked for conflicts and outages.
-func (l *Lane) recover(ctx context.Context, g *group, err error) ([]*group, error) {
-	switch sqltx.Classify(err) {
-	case sqltx.Conflict:
-		g.conflicts++
-		l.stats.Conflicts.Add(1)
-		if perr := sqltx.Pause(ctx, g.conflicts); perr != nil {
-			return nil, perr
-		}
-		if g.conflicts > 1 && len(g.ds) > 1 {
-			return g.halves(), nil
-		}
-		return []*group{g}, nil
-	case sqltx.Lost, sqltx.ReadOnly:
-		// Also an unknown outcome of COMMIT: run again, the inbox decides.
-		wasUp, herr := l.hold(ctx, err)
-		if herr != nil {
-			return nil, herr
-		}
-		if !wasUp {
-			return []*group{g}, nil
-		}
-		if g.lost++; g.lost < maxLost {
-			return []*group{g}, nil
-		}
-	}
-	g.fails++
-	l.cfg.Log.Error("batch failed", "messages", len(g.ds), "error", err)
-	if len(g.ds) > 1 {
-		return g.singles(), nil
-	}
-	// Alone: the next try only counts the failed attempt; if even that fails, it is parked.
-	g.ds[0].Failure = validText(err.Error())
-	if perr := sqltx.Pause(ctx, g.fails); perr != nil {
-		return nil, perr
-	}
-	return []*group{g}, nil
 }
 
 // hold keeps the deliveries while the database is away. It reports whether the database was

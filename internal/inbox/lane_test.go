@@ -214,7 +214,7 @@ func TestCrashLoopHurtsOneDelivery(t *testing.T) {
 				die()
 			}
 		}}
-		if err := NewLane(db, b, Config{Queue: "q", Handler: h, Batch: 8}, &Stats{}).Run(ctx); err != nil {
+		if err := newLane(t, db, b, Config{Queue: "q", Handler: h, Batch: 8}).Run(ctx); err != nil {
 			t.Fatalf("Run = %v, want nil", err)
 		}
 		die()
@@ -265,9 +265,8 @@ func TestDrain(t *testing.T) {
 	b := newBroker("q", opener)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stats := &Stats{}
 	done := make(chan error, 1)
-	go func() { done <- NewLane(db, b, Config{Queue: "q", Handler: h, Batch: 4}, stats).Run(ctx) }()
+	go func() { done <- newLane(t, db, b, Config{Queue: "q", Handler: h, Batch: 4}).Run(ctx) }()
 	receive(t, "the opener", entered)
 	b.put(msgs...)
 	gate <- struct{}{}
@@ -308,7 +307,7 @@ func TestDrainInTheMiddleOfASplitBatch(t *testing.T) {
 			cancel()
 		}
 	}}
-	if err := NewLane(db, b, Config{Queue: "q", Handler: h, Batch: 8}, &Stats{}).Run(ctx); err != nil {
+	if err := newLane(t, db, b, Config{Queue: "q", Handler: h, Batch: 8}).Run(ctx); err != nil {
 		t.Errorf("Run = %v, want nil", err)
 	}
 	b.look(func() {

@@ -187,13 +187,18 @@ type lane struct {
 	stop  func()
 }
 
-func run(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
+// newLane returns a lane that is not running.
+func newLane(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
 	t.Helper()
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	}
+	cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	l := &lane{stats: &Stats{}}
 	l.Lane = NewLane(db, src, cfg, l.stats)
+	return l
+}
+
+func run(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
+	t.Helper()
+	l := newLane(t, db, src, cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- l.Run(ctx) }()

@@ -1,149 +1,112 @@
 package inbox
 
 import (
-	"context"
+	"encoding/base64"
 	"maps"
-	"math/rand/v2"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
 
 	"backstep/internal/message"
-	"backstep/internal/outbox"
-	"backstep/internal/sqltx"
 )
 
-// maxParkedHeaders is how many bytes of headers a parked copy may carry; more move into the
-// body's envelope, because a header table must fit one frame.
-const maxParkedHeaders = 32 << 10
+const (
+	// maxParkedHeaders is how many bytes of headers a parked copy may carry; more move into
+	// the body's envelope, because a header table must fit one frame.
+	maxParkedHeaders = 32 << 10
+
+	// maxParkedBody is the largest body that is parked with an INSERT; a larger one would look
+	// like a lost connection. The broker dead-letters such a message whole, to the same queue.
+	maxParkedBody = 4 << 20
+
+	maxReason = 4 << 10
+)
 
 // parkedCopy returns d as it goes to <queue>.parked: original body, properties and headers,
-// and why. user_id and expiration stay in a header: the broker checks the one, and the other
-// would drop the evidence.
+// and why. The properties are kept in a header too if the copy cannot have them: the broker
+// checks user_id, and an expiration would drop the evidence.
 func parkedCopy(d *message.Delivery, reason string, now time.Time) message.Message {
-	m := d.Message
-	m.Headers = maps.Clone(d.Headers)
-	if m.Headers == nil {
-		m.Headers = message.Headers{}
-	}
+	m := copyOf(d)
 	m.Exchange, m.RoutingKey, m.Mandatory = message.ParkedExchange, d.Queue, true
 	m.OrderingKey = m.CorrelationID
-	if len(m.OrderingKey) == 0 {
+	if m.OrderingKey == "" {
 		m.OrderingKey = d.Queue
 	}
 	m.AggregateType, m.AggregateID = "queue", d.Queue
-	if m.UserID != "" || m.Expiration != "" || len(m.MessageID) == 0 {
-		if p, err := message.EncodeProperties(d.Properties); err == nil {
-			m.Headers[message.HeaderParkedProperties] = string(p)
-		}
-		m.UserID, m.Expiration = "", ""
-	}
 	m.DeliveryMode = 2
-	if h, err := message.EncodeHeaders(m.Headers); err != nil || len(h) > maxParkedHeaders {
+	h, err := message.EncodeHeaders(m.Headers)
+	if err != nil || len(h) > maxParkedHeaders || hasRouting(m.Headers) {
 		m = envelope(m, h)
 	}
-	m.Headers[message.HeaderParkedReason] = validText(reason)
+	if len(m.MessageID) > message.MaxIDBytes {
+		m.MessageID = "" // the outbox gives it one
+	}
+	if m.MessageID == "" || m.MessageID != d.MessageID || m.UserID != d.UserID || m.Expiration != d.Expiration {
+		if p, err := message.EncodeProperties(d.Properties); err == nil { // text always encodes
+			m.Headers[message.HeaderParkedProperties] = string(p)
+		}
+	}
+	m.Headers[message.HeaderParkedReason] = clip(reason)
 	m.Headers[message.HeaderParkedAt] = now.UTC().Format(time.RFC3339Nano)
 	m.Headers[message.HeaderParkedFrom] = d.Queue
 	return m
 }
 
-// envelope moves headers into the body: {"headers":…,"body":…} with the body as base64.
-func envelope(m message.Message, headers []byte) message.Message {
-	if headers == nil {
-		headers = []byte("null")
-	}
-	body := []byte(`{"headers":`)
-	body = append(body, headers...)
-	body = append(body, `,"body":`...)
-	body = append(body, quoteBase64(m.Body)...)
-	body = append(body, '}')
-	m.Body = body
-	m.Headers = message.Headers{"x-parked-envelope": true}
-	return m
-}
-
-// follow puts what follows from the outcomes into the transaction: parked copies, deferred
-// and retried messages. Messages and outcomes correspond by index.
-func (l *Lane) follow(ctx context.Context, tx *sqltx.Tx, ds []*message.Delivery, outcomes []message.Outcome) error {
-	var parked []message.Message
-	var later []outbox.Delayed
-	var unrecorded []string
-	now := time.Now()
-	for i, o := range outcomes {
-		d := ds[i]
-		if o.Kind == message.Deferred && l.deferredTooLong(d, now) {
-			o = message.Park("%s, for longer than %s", o.Reason, l.cfg.DeferLimit)
-		}
-		if o.Kind == message.Retry && d.Attempt() >= l.cfg.MaxAttempts {
-			o = message.Park("failed %d times: %s", d.Attempt(), o.Reason)
-		}
-		switch o.Kind {
-		case message.Parked:
-			unrecorded = append(unrecorded, d.MessageID)
-			parked = append(parked, parkedCopy(d, o.Reason, now))
-			if err := l.cfg.Parked(ctx, tx, &d.Message, o.Reason); err != nil {
-				return err
-			}
-		case message.Deferred:
-			unrecorded = append(unrecorded, d.MessageID)
-			later = append(later, outbox.Delayed{Message: deferredCopy(d, now), After: o.After, Reason: o.Reason})
-		case message.Retry:
-			later = append(later, outbox.Delayed{Message: nextAttempt(d), After: l.retryDelay(d.Attempt()), Reason: o.Reason})
-		}
-		outcomes[i] = o
-	}
-	if err := unrecord(ctx, tx, l.cfg.Queue, unrecorded); err != nil {
-		return err
-	}
-	if err := outbox.Add(ctx, tx, parked...); err != nil {
-		return err
-	}
-	return outbox.Schedule(ctx, tx, later...)
-}
-
-func (l *Lane) deferredTooLong(d *message.Delivery, now time.Time) bool {
-	since, err := time.Parse(time.RFC3339Nano, d.Headers.String(message.HeaderDeferredSince))
-	return err == nil && now.Sub(since) > l.cfg.DeferLimit
-}
-
-// comeBack returns a copy of d addressed to the queue it came from.
-func comeBack(d *message.Delivery) message.Message {
+// copyOf returns a copy of d that may be published and whose headers may be changed.
+func copyOf(d *message.Delivery) message.Message {
 	m := d.Message
 	m.Headers = maps.Clone(d.Headers)
 	if m.Headers == nil {
 		m.Headers = message.Headers{}
 	}
-	m.Exchange, m.RoutingKey, m.Mandatory = message.CommandsExchange, d.Queue, true
-	m.OrderingKey = d.Headers.String(message.HeaderOrderingKey)
 	m.UserID, m.Expiration = "", ""
 	return m
 }
 
-func deferredCopy(d *message.Delivery, now time.Time) message.Message {
-	m := comeBack(d)
-	if m.Headers.String(message.HeaderDeferredSince) == "" {
-		m.Headers[message.HeaderDeferredSince] = now.UTC().Format(time.RFC3339Nano)
+// routing are headers with more routing keys: the broker sends a message to those too.
+var routing = []string{"CC", "BCC"}
+
+func hasRouting(h message.Headers) bool {
+	return slices.ContainsFunc(routing, func(name string) bool { _, ok := h[name]; return ok })
+}
+
+// envelope moves headers into the body: {"headers":…,"body":…} with the body as base64.
+// encoded is nil if the headers cannot be written with their names as keys.
+func envelope(m message.Message, encoded []byte) message.Message {
+	if encoded == nil {
+		encoded, _ = message.EncodeHeaders(pairs(m.Headers).(message.Headers)) // any text is a value
 	}
+	body := slices.Concat([]byte(`{"headers":`), encoded, []byte(`,"body":"`))
+	body = base64.StdEncoding.AppendEncode(body, m.Body)
+	m.Body = append(body, `"}`...)
+	m.Headers = message.Headers{"x-parked-envelope": true}
 	return m
 }
 
-// nextAttempt is a message of its own: a new id, the attempt counted, the first id kept.
-func nextAttempt(d *message.Delivery) message.Message {
-	m := comeBack(d)
-	m.Headers[message.HeaderRequestID] = d.RequestID()
-	m.Headers[message.HeaderAttempt] = strconv.Itoa(d.Attempt() + 1)
-	m.MessageID = message.NewID()
-	m.Timestamp = time.Time{}
-	return m
+// pairs writes each table as {"$pairs":[[name, value], …]}: a name may be any bytes, a key
+// in JSON not.
+func pairs(v any) any {
+	switch v := v.(type) {
+	case message.Headers:
+		list := make([]any, 0, len(v))
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			list = append(list, []any{name, pairs(v[name])})
+		}
+		return message.Headers{"$pairs": list}
+	case []any:
+		list := make([]any, len(v))
+		for i := range v {
+			list[i] = pairs(v[i])
+		}
+		return list
+	}
+	return v
 }
 
-// retryDelay returns how long to wait after attempt n failed, n ≥ 1: uniformly random in
-// [0, min(RetryMax, RetryBase·2ⁿ⁻¹)), the "full jitter" of Brooker, "Exponential Backoff
-// and Jitter" (2015).
-func (l *Lane) retryDelay(n int) time.Duration {
-	limit := l.cfg.RetryMax
-	if shift := n - 1; shift < 30 {
-		limit = min(limit, l.cfg.RetryBase<<shift)
+// clip returns s as valid text, short enough for a header and for our tables.
+func clip(s string) string {
+	if len(s) > maxReason {
+		s = s[:maxReason] + " …"
 	}
-	return rand.N(limit)
+	return strings.ToValidUTF8(s, "\uFFFD")
 }

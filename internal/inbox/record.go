@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"backstep/internal/sqltx"
@@ -122,5 +121,3 @@ func Sweep(ctx context.Context, db *sql.DB, retention time.Duration, limit int) 
 	}
 	return n, nil
 }
-
-func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

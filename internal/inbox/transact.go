@@ -2,7 +2,6 @@ package inbox
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -16,43 +15,68 @@ import (
 
 // transact runs a group in one transaction; nil means it is committed, or was before.
 func (l *Lane) transact(ctx context.Context, g *group) error {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
+	defer cancel()
 	todo := l.distinct(g)
 	for range sqltx.MaxTries {
-		var outcomes []message.Outcome
-		err := sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) error {
-			crash.Point("worker.begun")
-			var err error
-			outcomes, err = l.handle(ctx, tx, g, todo)
-			crash.Point("worker.before-commit")
-			return err
-		})
-		if !errors.Is(err, errDuplicate) {
-			if err == nil {
-				l.count(todo, outcomes)
-			}
-			return err
+		outcomes, err := l.once(ctx, g, todo)
+		if err == nil {
+			l.count(g, todo, outcomes)
+			return nil
 		}
-		if todo, err = l.withoutDuplicates(ctx, todo); err != nil {
-			return err
+		if errors.Is(err, errDuplicate) {
+			todo, err = l.withoutDuplicates(ctx, todo)
 		}
-		if len(todo) == 0 {
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return fmt.Errorf("not done within %s: %w", l.cfg.Timeout, err)
+		case err != nil:
+			return err
+		case len(todo) == 0:
+			l.count(g, nil, nil)
 			return nil
 		}
 	}
 	return fmt.Errorf("inbox rows of %d messages come and go", len(todo))
 }
 
-// distinct drops repeats within the group: they are settled with the first copy.
+// once tries todo in one transaction. errDuplicate means that at least one has been processed
+// before.
+func (l *Lane) once(ctx context.Context, g *group, todo []*message.Delivery) (outcomes []message.Outcome, err error) {
+	err = sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = &panicError{r, debug.Stack()}
+			}
+		}()
+		crash.Point("worker.begun")
+		outcomes, err = l.handle(ctx, tx, g, todo)
+		crash.Point("worker.before-commit")
+		return err
+	})
+	return outcomes, err
+}
+
+// panicError is what a handler panicked with.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic in handler: %v", e.value) }
+
+// distinct drops repeats within the group: they are settled with the first copy that is fit.
 func (l *Lane) distinct(g *group) []*message.Delivery {
 	seen := make(map[string]bool, len(g.ds))
 	todo := make([]*message.Delivery, 0, len(g.ds))
 	for i := range g.ds {
 		d := &g.ds[i]
-		if d.MessageID != "" && seen[d.MessageID] {
-			l.stats.Duplicates.Add(1)
-			continue
+		if l.unfit(d) == "" {
+			if seen[d.MessageID] {
+				continue
+			}
+			seen[d.MessageID] = true
 		}
-		seen[d.MessageID] = true
 		todo = append(todo, d)
 	}
 	return todo
@@ -69,8 +93,7 @@ func (l *Lane) withoutDuplicates(ctx context.Context, ds []*message.Delivery) ([
 	}
 	var fresh []*message.Delivery
 	for _, d := range ds {
-		if d.MessageID != "" && seen[d.MessageID] {
-			l.stats.Duplicates.Add(1)
+		if seen[d.MessageID] {
 			l.cfg.Log.Debug("duplicate", "message_id", d.MessageID)
 			continue
 		}
@@ -103,9 +126,12 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 	}
 	crash.Point("worker.recorded")
 	if len(msgs) > 0 {
-		got, err := l.call(ctx, tx, msgs)
-		if err != nil {
+		got := l.cfg.Handler.HandleBatch(ctx, tx, msgs)
+		if err := tx.Err(); err != nil {
 			return nil, err
+		}
+		if len(got) != len(msgs) {
+			panic(fmt.Sprintf("%d outcomes for %d messages", len(got), len(msgs)))
 		}
 		for k, o := range got {
 			outcomes[at[k]] = o
@@ -114,22 +140,9 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 	return outcomes, l.follow(ctx, tx, todo, outcomes)
 }
 
-// call runs the handler and turns a panic into an error with its stack.
-func (l *Lane) call(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) (out []message.Outcome, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v\n%s", errPanic, r, debug.Stack())
-		}
-	}()
-	out = l.cfg.Handler.HandleBatch(ctx, tx, msgs)
-	if err := tx.Err(); err != nil {
-		return nil, err
-	}
-	if len(out) != len(msgs) {
-		panic(fmt.Sprintf("handler gave %d outcomes for %d messages", len(out), len(msgs)))
-	}
-	return out, nil
-}
+// maxAhead is how far in the future a message may have been made. One of next year would
+// outlive its record: swept by the time it was processed, accepted by the time it was made.
+const maxAhead = sweepMargin / 2
 
 // unfit says why a delivery cannot be processed whatever it contains, or "".
 func (l *Lane) unfit(d *message.Delivery) string {
@@ -141,32 +154,42 @@ func (l *Lane) unfit(d *message.Delivery) string {
 	case len(d.Body) > l.cfg.MaxBody:
 		return fmt.Sprintf("body of %d bytes; %d is the limit", len(d.Body), l.cfg.MaxBody)
 	}
-	if made := d.Time(); !made.IsZero() && time.Since(made) > l.cfg.Retention {
+	made := d.Time()
+	switch age := time.Since(made); {
+	case made.IsZero(): // it does not say
+	case age > l.cfg.Retention:
 		return fmt.Sprintf("made at %s, longer ago than duplicates are known (%s); it may have been processed before",
 			made.Format(time.RFC3339), l.cfg.Retention)
+	case age < -maxAhead:
+		return fmt.Sprintf("made at %s, in the future", made.Format(time.RFC3339))
 	}
 	return ""
 }
 
-func (l *Lane) count(ds []*message.Delivery, outcomes []message.Outcome) {
+// count counts a group that is committed. What is not in todo were duplicates.
+func (l *Lane) count(g *group, todo []*message.Delivery, outcomes []message.Outcome) {
+	l.stats.Duplicates.Add(int64(len(g.ds) - len(todo)))
+	if len(todo) == 0 {
+		return
+	}
 	l.stats.Batches.Add(1)
 	for i, o := range outcomes {
+		id := todo[i].MessageID
 		switch o.Kind {
 		case message.Done:
 			l.stats.Done.Add(1)
 		case message.Stale:
 			l.stats.Stale.Add(1)
-			l.cfg.Log.Info("stale message", "message_id", ds[i].MessageID, "reason", o.Reason)
+			l.cfg.Log.Info("stale message", "message_id", id, "reason", o.Reason)
 		case message.Parked:
 			l.stats.Parked.Add(1)
-			l.cfg.Log.Info("message parked", "message_id", ds[i].MessageID, "reason", o.Reason)
+			l.cfg.Log.Info("message parked", "message_id", id, "reason", o.Reason)
 		case message.Deferred:
 			l.stats.Deferred.Add(1)
+			l.cfg.Log.Info("message deferred", "message_id", id, "reason", o.Reason)
 		case message.Retry:
 			l.stats.Retried.Add(1)
-			l.cfg.Log.Warn("message will be retried", "message_id", ds[i].MessageID, "attempt", ds[i].Attempt(), "error", o.Reason)
+			l.cfg.Log.Warn("message will be retried", "message_id", id, "attempt", todo[i].Attempt(), "error", o.Reason)
 		}
 	}
 }
-
-func quoteBase64(b []byte) string { return `"` + base64.StdEncoding.EncodeToString(b) + `"` }

@@ -1,0 +1,156 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"backstep/internal/crash"
+	"backstep/internal/message"
+	"backstep/internal/outbox"
+	"backstep/internal/sqltx"
+)
+
+// group is deliveries that share a transaction, and what went wrong with it so far.
+type group struct {
+	ds []message.Delivery
+
+	conflicts int  // deadlocks and lock waits
+	lost      int  // connections that went away while the server was up
+	fails     int  // everything else
+	rejected  bool // it cannot even be parked
+}
+
+func (g *group) halves() []*group {
+	h := len(g.ds) / 2
+	return []*group{{ds: g.ds[:h]}, {ds: g.ds[h:]}}
+}
+
+func (g *group) singles() []*group {
+	out := make([]*group, len(g.ds))
+	for i := range g.ds {
+		out[i] = &group{ds: g.ds[i : i+1]}
+	}
+	return out
+}
+
+// process runs a batch in one transaction and acks it. What fails together is run apart:
+// conflicts first in place, then in halves; a panic alone. When ctx ends the transaction in
+// hand is finished, and no other is begun.
+func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
+	work := []*group{{ds: batch}}
+	for len(work) > 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		g := work[0]
+		if err := l.transact(context.WithoutCancel(ctx), g); err != nil {
+			parts, err := l.again(ctx, g, err)
+			if err != nil {
+				return err
+			}
+			work = append(parts, work[1:]...)
+			if !g.rejected {
+				continue
+			}
+		}
+		crash.Point("worker.committed")
+		if err := l.settle(ctx, s, g); err != nil {
+			return err
+		}
+		crash.Point("worker.acked")
+		work = work[1:]
+	}
+	return nil
+}
+
+// settle tells the broker about a group that is done.
+func (l *Lane) settle(ctx context.Context, s *session, g *group) error {
+	var errs []error
+	if !s.open && !g.ds[0].Redelivered {
+		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
+		s.open = true
+		errs = append(errs, s.Reopen(ctx, 2*l.cfg.Batch))
+	}
+	var last uint64
+	for _, d := range g.ds {
+		if g.rejected || len(d.Body) > maxParkedBody {
+			errs = append(errs, s.Nack(d.Tag, false, false)) // the broker dead-letters it
+			continue
+		}
+		last = d.Tag
+	}
+	if last > 0 {
+		// Groups run in the order of their tags, so all lower tags are settled.
+		errs = append(errs, s.Ack(last, true))
+	}
+	return errors.Join(errs...)
+}
+
+const (
+	// maxLost is how often a message may lose its connection to a server that is up, until it
+	// is to blame.
+	maxLost = 2
+	// lostPause gives a server that is going down time to be noticed as down.
+	lostPause = 500 * time.Millisecond
+)
+
+// again decides how to go on after the transaction of g failed with err. Nothing is spent and
+// nothing parked for conflicts and outages.
+func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error) {
+	switch class := sqltx.Classify(err); class {
+	case sqltx.Conflict:
+		g.conflicts++
+		l.stats.Conflicts.Add(1)
+		if perr := sqltx.Pause(ctx, g.conflicts); perr != nil {
+			return nil, perr
+		}
+		if g.conflicts > 1 && len(g.ds) > 1 {
+			return g.halves(), nil
+		}
+		return []*group{g}, nil
+	case sqltx.Lost, sqltx.ReadOnly, sqltx.Canceled:
+		// Also an unknown outcome of COMMIT: run again, the inbox decides.
+		wasUp, herr := l.hold(ctx, err)
+		if herr != nil {
+			return nil, herr
+		}
+		if !wasUp {
+			g.lost = 0
+			return []*group{g}, nil
+		}
+		if g.lost++; class != sqltx.Canceled && g.lost < maxLost {
+			sleep(ctx, lostPause)
+			return []*group{g}, nil
+		}
+	}
+	return l.apart(ctx, g, err)
+}
+
+// apart goes on after a failure that the messages of g are to blame for: each is run alone,
+// to find out which. That one's next try only counts the failed attempt; if even that fails,
+// it is parked; and if that fails because of what is in it, the broker dead-letters it.
+func (l *Lane) apart(ctx context.Context, g *group, err error) ([]*group, error) {
+	log := l.cfg.Log.With("messages", len(g.ds), "error", err)
+	panicked, isPanic := errors.AsType[*panicError](err)
+	if isPanic {
+		log = log.With("stack", string(panicked.stack))
+	}
+	if len(g.ds) > 1 {
+		log.Error("batch failed")
+		return g.singles(), nil
+	}
+	d := &g.ds[0]
+	log = log.With("message_id", d.MessageID)
+	g.fails++
+	if g.fails > 2 && (isPanic || errors.Is(err, outbox.ErrInvalid)) {
+		log.Error("message cannot be parked; dead-lettering it")
+		g.rejected = true
+		return []*group{g}, nil
+	}
+	log.Error("message failed", "failures", g.fails)
+	if g.fails == 1 {
+		d.Failure = clip(err.Error()) // later ones are about counting and parking
+	}
+	return []*group{g}, sqltx.Pause(ctx, g.fails)
+}
