@@ -100,27 +100,24 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if d.logs, err = os.MkdirTemp("", "backstep-demo-"); err != nil {
-		return fmt.Errorf("make a folder for logs: %w", err)
-	}
-	defer func() {
-		if err != nil && ctx.Err() == nil {
-			d.say("the logs of relays and workers are in %s", d.logs)
-			return
-		}
-		err = errors.Join(err, os.RemoveAll(d.logs))
-	}()
-
-	servers, err := d.startServers(ctx)
+	given, err := loadConfig()
 	if err != nil {
 		return err
 	}
+	servers, err := testenv.Start(ctx, testenv.Options{
+		MySQLDSN: given.MySQL.DSN, AMQPURL: given.AMQP.URL, ManagementURL: given.AMQP.ManagementURL,
+		Log: slog.New(plainLog{d.progress}),
+	})
+	if err != nil {
+		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
+	}
 	defer func() { err = errors.Join(err, servers.Stop()) }()
-	p, err := newPlace(ctx, servers)
+	p, err := newPlace(ctx, servers, given)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.drop()) }()
+	d.say("database and virtual host are %s", p.name)
 	return d.inPlace(ctx, p, programs)
 }
 
@@ -142,27 +139,6 @@ func siblings(names ...string) (map[string]string, error) {
 		paths[name] = path
 	}
 	return paths, nil
-}
-
-func (d *demo) startServers(ctx context.Context) (*testenv.Servers, error) {
-	c, err := loadConfig()
-	if err != nil {
-		return nil, err
-	}
-	quiet := func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
-			return slog.Attr{}
-		}
-		return a
-	}
-	log := slog.New(slog.NewTextHandler(d.progress, &slog.HandlerOptions{ReplaceAttr: quiet}))
-	servers, err := testenv.Start(ctx, testenv.Options{
-		MySQLDSN: c.MySQL.DSN, AMQPURL: c.AMQP.URL, ManagementURL: c.AMQP.ManagementURL, Log: log,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("start MySQL and RabbitMQ: %w", err)
-	}
-	return servers, nil
 }
 
 // inPlace sets everything up, runs the orders and reports.
@@ -187,6 +163,16 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 	}
 	defer b.close()
 
+	if d.logs, err = os.MkdirTemp("", "backstep-demo-"); err != nil {
+		return fmt.Errorf("make a folder for logs: %w", err)
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			d.say("the logs of relays and workers are in %s", d.logs)
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(d.logs))
+	}()
 	f, err := newFleet(d.logs, p.environment())
 	if err != nil {
 		return err

@@ -11,10 +11,12 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"backstep/internal/app"
+	"backstep/internal/tracing"
 )
 
 // Exit codes.
@@ -55,10 +57,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitOK
 	}
-	if !errors.Is(err, errReported) {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			err = errors.New("interrupted")
-		}
+	switch {
+	case errors.Is(err, errReported):
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(stderr, "backstep: interrupted")
+	default:
 		fmt.Fprintln(stderr, "backstep:", err)
 	}
 	if _, begun := errors.AsType[actionError](err); !begun {
@@ -100,6 +103,7 @@ func newRoot() *cobra.Command {
 func group(use, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
+		Args: cobra.ArbitraryArgs, // not cobra's own text about unknown commands
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				cmd.SetOut(cmd.ErrOrStderr())
@@ -115,12 +119,26 @@ func group(use, short string) *cobra.Command {
 	}
 }
 
-// verb makes fn a command's RunE.
+// verb makes fn a command's RunE, with tracing set up as the standard OTEL_ variables say.
 func verb(fn func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := fn(cmd, args); err != nil {
+		if err := traced(cmd, func() error { return fn(cmd, args) }); err != nil {
 			return actionError{err}
 		}
 		return nil
 	}
+}
+
+func traced(cmd *cobra.Command, fn func() error) error {
+	stop, err := tracing.Setup(cmd.Context(), "backstep-cli", app.Version())
+	if err != nil {
+		return usageError{err}
+	}
+	err = fn()
+	end, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), 5*time.Second)
+	defer cancel()
+	if serr := stop(end); serr != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "backstep: traces not sent:", serr) // the work is done all the same
+	}
+	return err
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -79,3 +82,24 @@ func plural(n int, noun string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
+
+// plainLog writes log records as a person reads them: "message: key value, key value".
+type plainLog struct{ w io.Writer }
+
+func (plainLog) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelInfo }
+
+func (p plainLog) Handle(_ context.Context, r slog.Record) error {
+	var b strings.Builder
+	b.WriteString(r.Message)
+	sep := ": "
+	r.Attrs(func(a slog.Attr) bool {
+		fmt.Fprintf(&b, "%s%s %s", sep, a.Key, a.Value)
+		sep = ", "
+		return true
+	})
+	_, err := fmt.Fprintln(p.w, b.String())
+	return err
+}
+
+func (p plainLog) WithAttrs([]slog.Attr) slog.Handler { return p } // nobody uses them here
+func (p plainLog) WithGroup(string) slog.Handler      { return p }

@@ -21,15 +21,16 @@ import (
 // somebody else's.
 type place struct {
 	servers *testenv.Servers
+	given   config // the servers that are somebody else's
 	name    string
 	config  config
 }
 
 // newPlace makes both. What it made is dropped again if it fails.
-func newPlace(ctx context.Context, servers *testenv.Servers) (*place, error) {
+func newPlace(ctx context.Context, servers *testenv.Servers, given config) (*place, error) {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails
-	p := &place{servers: servers, name: "backstep_demo_" + hex.EncodeToString(b[:])}
+	p := &place{servers: servers, given: given, name: "backstep_demo_" + hex.EncodeToString(b[:])}
 	p.config.MySQL.DSN = servers.DSN(p.name)
 	p.config.AMQP.URL = servers.AMQPURL(p.name)
 	p.config.AMQP.ManagementURL = servers.ManagementURL()
@@ -58,13 +59,23 @@ func (p *place) make(ctx context.Context) error {
 	return nil
 }
 
-// drop deletes both. It needs no context: it has to be done when everything else has ended.
+// drop deletes what would stay: on servers of ours it goes with them. It needs no context: it
+// has to be done when everything else has ended.
 func (p *place) drop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	return errors.Join(
-		p.manage(ctx, http.MethodDelete, nil, "vhosts", p.name),
-		p.exec(ctx, "DROP DATABASE IF EXISTS "+p.name))
+	var errs []error
+	if p.given.AMQP.URL != "" {
+		if err := p.manage(ctx, http.MethodDelete, nil, "vhosts", p.name); err != nil {
+			errs = append(errs, fmt.Errorf("delete virtual host %s: %w", p.name, err))
+		}
+	}
+	if p.given.MySQL.DSN != "" {
+		if err := p.exec(ctx, "DROP DATABASE IF EXISTS "+p.name); err != nil {
+			errs = append(errs, fmt.Errorf("drop database %s: %w", p.name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // exec runs a statement that needs no database.

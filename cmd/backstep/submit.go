@@ -116,6 +116,9 @@ func (o *submitOptions) run(cmd *cobra.Command, orders []order) error {
 	}
 	defer b.close()
 	bar := newProgress(cmd.ErrOrStderr(), len(orders), "orders confirmed")
+	if isTerminal(cmd.OutOrStdout()) {
+		bar = newProgress(io.Discard, len(orders), "") // the ids are progress enough
+	}
 	emit := printer(cmd.OutOrStdout(), o.asJSON)
 	began := time.Now()
 	confirmed := 0

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"backstep/internal/testenv"
+)
+
+// newDemoOperator has servers that are given, so that whatever the demo leaves on them stays.
+func newDemoOperator(t *testing.T) *operator {
+	s := testenv.Shared(t)
+	return newOperator(t, "BACKSTEP_MYSQL_DSN="+s.DSN("never_touched"), "BACKSTEP_AMQP_URL="+s.AMQPURL(""),
+		"BACKSTEP_AMQP_MANAGEMENT_URL="+s.ManagementURL())
+}
+
+func TestDemo(t *testing.T) {
+	o := newDemoOperator(t)
+	a := o.run("", "demo", "--orders", "40", "--json").want(exitOK)
+	var r result
+	a.decode(&r)
+	if !r.OK || r.Orders != 40 || len(r.Outcomes) != 4 || len(r.Differences) != 0 || !r.Verify.OK || r.Sample == "" {
+		t.Errorf("result %+v", r)
+	}
+	for i, want := range []int{31, 3, 3, 3} {
+		if got := r.Outcomes[i]; got.Expected != want || got.Actual != want {
+			t.Errorf("outcome %+v, want %d", got, want)
+		}
+	}
+	// 9 outbox rows of an order that goes well: 3 commands, 6 events; fewer or more of the others.
+	if r.SagasPerSecond <= 0 || r.P50 <= 0 || r.P99 < r.P50 || r.Published < 31*9 {
+		t.Errorf("figures %+v", r)
+	}
+	nothingLeft(t, o, a.stderr)
+}
+
+// TestDemoStops in every way, and nothing of it stays.
+func TestDemoStops(t *testing.T) {
+	t.Run("Ctrl-C while it runs", func(t *testing.T) {
+		o := newDemoOperator(t)
+		d := o.start("backstep", "demo", "--orders", "5000")
+		d.says("workers are ready")
+		if code := d.stop(syscall.SIGINT); code != exitFailed || !strings.Contains(d.text(), "interrupted") {
+			t.Errorf("exit code %d:\n%s", code, d.text())
+		}
+		nothingLeft(t, o, d.text())
+	})
+	t.Run("Ctrl-C after --keep", func(t *testing.T) {
+		o := newDemoOperator(t)
+		d := o.start("backstep", "demo", "--orders", "20", "--relays", "1", "--workers", "1", "--keep")
+		d.says("stays up until Ctrl-C")
+		them := newOperator(t)
+		for _, v := range regexp.MustCompile(`export (\w+)='(.*)'`).FindAllStringSubmatch(d.text(), -1) {
+			them.env = append(them.env, v[1]+"="+v[2])
+		}
+		them.run("", "submit", "--count", "5").want(exitOK)
+		them.run("", "verify", "--wait", patience.String()).want(exitOK, "every invariant holds: 25 orders")
+		if code := d.stop(syscall.SIGINT); code != exitOK {
+			t.Errorf("exit code %d", code)
+		}
+		nothingLeft(t, o, d.text())
+	})
+	t.Run("a worker dies", func(t *testing.T) {
+		o := newDemoOperator(t)
+		d := o.start("backstep", "demo", "--orders", "20", "--keep")
+		d.says("stays up until Ctrl-C")
+		if err := syscall.Kill(processes(t, o)["worker"], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if code := d.wait(); code != exitFailed {
+			t.Errorf("exit code %d", code)
+		}
+		if !regexp.MustCompile(`worker-\d ended by itself: signal: killed`).MatchString(d.text()) || !strings.Contains(d.text(), "the logs of relays and workers are in") {
+			t.Errorf("it does not say what happened:\n%s", d.text())
+		}
+		nothingLeft(t, o, d.text())
+	})
+	t.Run("kill -9", func(t *testing.T) {
+		o := newDemoOperator(t)
+		d := o.start("backstep", "demo", "--orders", "20", "--keep")
+		d.says("stays up until Ctrl-C")
+		name := demoName(t, d.text())
+		d.stop(syscall.SIGKILL)
+		eventually(t, "relays and workers have ended", func() error {
+			if left := processes(t, o); len(left) > 0 {
+				return fmt.Errorf("these run: %v", left)
+			}
+			return nil
+		})
+		// On servers that are given, only their owner can remove what a killed demo made.
+		p := place{servers: testenv.Shared(t), name: name}
+		p.given.AMQP.URL, p.given.MySQL.DSN = "given", "given"
+		if err := p.drop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// processes returns relays and workers that have o's environment, one pid for each program.
+func processes(t *testing.T, o *operator) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own string
+	for _, v := range o.env {
+		if strings.HasPrefix(v, "TMPDIR=") {
+			own = v
+		}
+	}
+	found := map[string]int{}
+	for _, file := range files {
+		env, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+own+"\x00")) {
+			continue // it has just ended, or is not ours
+		}
+		dir := filepath.Dir(file)
+		exe, err := os.Readlink(filepath.Join(dir, "exe"))
+		pid, perr := strconv.Atoi(filepath.Base(dir))
+		if err == nil && perr == nil {
+			found[filepath.Base(exe)] = pid
+		}
+	}
+	return found
+}
+
+// nothingLeft demands that no process, database and virtual host is left of the demo that said
+// this.
+func nothingLeft(t *testing.T, o *operator, said string) {
+	t.Helper()
+	if left := processes(t, o); len(left) > 0 {
+		t.Errorf("these still run: %v", left)
+	}
+	name := demoName(t, said)
+	p := place{servers: testenv.Shared(t)}
+	if err := p.exec(t.Context(), "USE "+name); err == nil {
+		t.Errorf("database %s is still there", name)
+	}
+	if err := p.manage(t.Context(), http.MethodGet, nil, "vhosts", name); err == nil {
+		t.Errorf("virtual host %s is still there", name)
+	}
+}
+
+// demoName is that of the demo's database and virtual host.
+func demoName(t *testing.T, said string) string {
+	t.Helper()
+	name := regexp.MustCompile(`backstep_demo_[0-9a-f]+`).FindString(said)
+	if name == "" {
+		t.Fatalf("the demo does not say what it made:\n%s", said)
+	}
+	return name
+}
