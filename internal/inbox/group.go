@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"backstep/internal/crash"
@@ -35,53 +36,62 @@ func (g *group) singles() []*group {
 }
 
 // process runs a batch in one transaction and acks it. What fails together is run apart:
-// conflicts first in place, then in halves; a panic alone. When ctx ends the transaction in
-// hand is finished, and no other is begun.
+// conflicts first in place, then in halves, then, alone, after the others; a panic alone. When
+// ctx ends the transaction in hand is finished, and no other is begun.
 func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
 	work := []*group{{ds: batch}}
 	for len(work) > 0 {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		g := work[0]
-		if err := l.transact(context.WithoutCancel(ctx), g); err != nil {
+		g, rest := work[0], work[1:]
+		err := l.transact(context.WithoutCancel(ctx), g)
+		if err != nil {
 			parts, err := l.again(ctx, g, err)
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
-			}
-			work = append(parts, work[1:]...)
-			if !g.rejected {
+			case g.rejected:
+			case len(g.ds) == 1 && g.conflicts > 1:
+				work = append(rest, g)
+				continue
+			default:
+				work = append(parts, rest...)
 				continue
 			}
 		}
 		crash.Point("worker.committed")
-		if err := l.settle(ctx, s, g); err != nil {
+		if err := l.settle(ctx, s, g, rest); err != nil {
 			return err
 		}
 		crash.Point("worker.acked")
-		work = work[1:]
+		work = rest
 	}
 	return nil
 }
 
-// settle tells the broker about a group that is done.
-func (l *Lane) settle(ctx context.Context, s *session, g *group) error {
+// settle tells the broker about a group that is done; the groups in open are not.
+func (l *Lane) settle(ctx context.Context, s *session, g *group, open []*group) error {
 	var errs []error
 	if !s.open && !g.ds[0].Redelivered {
 		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
 		s.open = true
 		errs = append(errs, s.Reopen(ctx, 2*l.cfg.Batch))
 	}
+	// One ack for all, unless a lower tag is still open.
+	single := slices.ContainsFunc(open, func(o *group) bool { return o.ds[0].Tag < g.ds[0].Tag })
 	var last uint64
 	for _, d := range g.ds {
-		if g.rejected || len(d.Body) > maxParkedBody {
+		switch {
+		case g.rejected || len(d.Body) > maxParkedBody:
 			errs = append(errs, s.Nack(d.Tag, false, false)) // the broker dead-letters it
-			continue
+		case single:
+			errs = append(errs, s.Ack(d.Tag, false))
+		default:
+			last = d.Tag
 		}
-		last = d.Tag
 	}
 	if last > 0 {
-		// Groups run in the order of their tags, so all lower tags are settled.
 		errs = append(errs, s.Ack(last, true))
 	}
 	return errors.Join(errs...)

@@ -106,8 +106,6 @@ func recorded(t testing.TB, db *sql.DB, queue, id string) bool {
 	return seen[id]
 }
 
-const addSQL = `UPDATE counters SET n = n + 1 WHERE id = ?`
-
 // hold begins a transaction beside the lane's, runs a statement in it and keeps its locks
 // until release.
 func hold(t testing.TB, db *sql.DB, query string, args ...any) (tx *sql.Tx, release func()) {
