@@ -30,10 +30,24 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 	if prefetch < 1 {
 		return nil, fmt.Errorf("subscribe to queue %q: prefetch %d would mean no limit", queue, prefetch)
 	}
-	session, err := c.client.Session(ctx)
-	if err != nil {
+	for {
+		session, err := c.client.Session(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+		}
+		s, err := c.subscribe(ctx, session, queue, prefetch)
+		switch {
+		case err == nil:
+			return s, nil
+		case ctx.Err() == nil && session.conn.IsClosed():
+			continue // it went while the channel was opened
+		}
 		return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
 	}
+}
+
+// subscribe consumes queue on this session.
+func (c *Consumer) subscribe(ctx context.Context, session *Session, queue string, prefetch int) (*Subscription, error) {
 	s := &Subscription{
 		consumer: c,
 		queue:    queue,
@@ -43,14 +57,14 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 		ended:    make(chan struct{}),
 	}
 	var in <-chan amqp091.Delivery
-	err = session.channel(ctx, func(ch *amqp091.Channel) (err error) {
+	err := session.channel(ctx, func(ch *amqp091.Channel) (err error) {
 		s.ch = ch
 		ch.NotifyClose(s.closes)
 		in, err = s.consume(prefetch)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+		return nil, err
 	}
 	go s.pump(in)
 	return s, nil
