@@ -20,9 +20,6 @@ import (
 	"backstep/internal/tracing"
 )
 
-// Prefix is that of every environment variable.
-const Prefix = "BACKSTEP"
-
 // Servers is the part of the configuration that every binary has.
 type Servers struct {
 	MySQL struct {
@@ -85,19 +82,6 @@ func traced(ctx context.Context, role string, run func(ctx context.Context) erro
 		slog.Warn("traces not sent", "error", serr) // the work is done all the same
 	}
 	return err
-}
-
-// Load reads the environment into cfg, a pointer to a struct with envconfig tags.
-func Load(cfg any) error {
-	if err := envconfig.Process(Prefix, cfg); err != nil {
-		return fmt.Errorf("configuration: %w; --help lists the variables", err)
-	}
-	if v, ok := cfg.(interface{ Validate() error }); ok {
-		if err := v.Validate(); err != nil {
-			return fmt.Errorf("configuration: %w; --help lists the variables", err)
-		}
-	}
-	return nil
 }
 
 // Validate checks what envconfig does not: required accepts an empty value.

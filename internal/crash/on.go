@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// BACKSTEP_CRASH_AT is <point>:<n>: the process kills itself, as kill -9 would, the n-th time
+// CRASH_AT is <point>:<n>: the process kills itself, as kill -9 would, the n-th time
 // it comes to the point.
 var (
-	name, count, _ = strings.Cut(os.Getenv("BACKSTEP_CRASH_AT"), ":")
+	name, count, _ = strings.Cut(os.Getenv("CRASH_AT"), ":")
 	hits           atomic.Int64
 )
 

@@ -19,7 +19,7 @@ import (
 // of a row has the same id, properties, headers and body; no row is lost.
 func TestCopiesAreIdentical(t *testing.T) {
 	w := newWheel(t)
-	relay := w.start("relay", "BACKSTEP_CRASH_AT=relay.confirmed:25")
+	relay := w.start("relay", "CRASH_AT=relay.confirmed:25")
 	w.awaitQueues()
 	w.sink("sink")
 	const n = 50

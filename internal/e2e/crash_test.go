@@ -28,7 +28,7 @@ func TestCrash(t *testing.T) {
 		t.Run(tt.point, func(t *testing.T) {
 			t.Parallel()
 			w := newWheel(t)
-			victim := w.start(tt.role, fmt.Sprintf("BACKSTEP_CRASH_AT=%s:%d", tt.point, tt.nth), "BACKSTEP_BATCH=4")
+			victim := w.start(tt.role, fmt.Sprintf("CRASH_AT=%s:%d", tt.point, tt.nth), "BACKSTEP_BATCH=4")
 			other := map[string]string{"relay": "worker", "worker": "relay"}[tt.role]
 			w.start(other, "BACKSTEP_BATCH=4")
 			w.awaitQueues()
