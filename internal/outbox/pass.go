@@ -1,0 +1,124 @@
+package outbox
+
+import (
+	"context"
+	"time"
+
+	"backstep/internal/crash"
+)
+
+// pass is one walk over the pending rows, by id from 0. No mark outlives it: a row that
+// commits late under a low id is found by the next one.
+type pass struct {
+	after   map[int]uint64  // shard → last id read; a shard leaves when it has no more
+	skipped map[string]bool // keys of which a row was left out; later ones must not overtake it
+	found   bool            // it brought something new
+	next    time.Time
+	wait    time.Duration
+}
+
+type readDone struct {
+	rows  []*row
+	bytes int
+	after map[int]uint64
+	limit int
+	err   error
+}
+
+const maxPageBytes = 16 << 20
+
+// read starts the next read, if one is due and there is room for what it may bring.
+func (p *pump) read(ctx context.Context) {
+	if p.reading || !p.pub.Ready() || p.roomLeft() <= 0 {
+		return
+	}
+	if len(p.pass.after) == 0 && time.Now().Before(p.pass.next) {
+		return
+	}
+	owned := p.leases.owned()
+	if len(owned) == 0 {
+		p.endPass() // a standby: leases.changed wakes it
+		return
+	}
+	if len(p.pass.after) == 0 {
+		p.pass.after = make(map[int]uint64, len(owned))
+		for s := range owned {
+			p.pass.after[s] = 0
+		}
+		p.pass.skipped, p.pass.found = map[string]bool{}, false
+	}
+	after := make(map[int]uint64, len(p.pass.after))
+	for s, id := range p.pass.after {
+		if _, ok := owned[s]; ok {
+			after[s] = id
+		}
+	}
+	if len(after) == 0 {
+		p.endPass()
+		return
+	}
+	limit := max(1, p.pages/len(after))
+	p.reading = true
+	p.wg.Go(func() {
+		rows, bytes, err := readPending(ctx, p.db, after, limit)
+		p.reads <- readDone{rows: rows, bytes: bytes, after: after, limit: limit, err: err}
+	})
+}
+
+// roomLeft is how many more rows may be known. What waits for a held destination is bounded
+// by itself and does not count.
+func (p *pump) roomLeft() int {
+	n := 4*p.cfg.Window - len(p.known)
+	for _, h := range p.dests {
+		if h.held() {
+			n += h.rows
+		}
+	}
+	return n
+}
+
+func (p *pump) admit(done readDone) {
+	p.reading = false
+	if done.err != nil {
+		p.cfg.Log.Warn("outbox not read", "error", done.err)
+		p.pass = pass{next: time.Now().Add(p.cfg.PollMax), wait: p.cfg.PollMax}
+		p.forgetRetired()
+		return
+	}
+	if done.bytes > maxPageBytes {
+		p.pages = max(16, p.pages/4)
+	} else if p.pages < p.cfg.Page {
+		p.pages *= 2
+	}
+	if len(done.rows) > 0 {
+		crash.Point("relay.read")
+	}
+	got := map[int]int{}
+	for _, r := range done.rows {
+		got[r.shard]++
+		p.pass.after[r.shard] = r.id
+		p.enqueue(r)
+	}
+	for s := range done.after {
+		if got[s] < done.limit {
+			delete(p.pass.after, s) // this shard has no more
+		}
+	}
+	for s := range p.pass.after {
+		if _, read := done.after[s]; !read {
+			delete(p.pass.after, s) // no longer ours
+		}
+	}
+	p.forgetRetired()
+	if len(p.pass.after) == 0 {
+		p.endPass()
+	}
+}
+
+func (p *pump) endPass() {
+	wait := p.cfg.PollMin
+	if !p.pass.found {
+		wait = min(p.cfg.PollMax, max(p.cfg.PollMin, 2*p.pass.wait))
+	}
+	p.pass = pass{wait: wait, next: time.Now().Add(wait/2 + jitter(wait/2))}
+}

@@ -1,0 +1,90 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"backstep/internal/crash"
+	"backstep/internal/message"
+	"backstep/internal/tracing"
+)
+
+func (p *pump) publish(ctx context.Context) {
+	p.probe()
+	if p.channel == nil || p.broken {
+		return
+	}
+	window := p.cfg.Window
+	if p.solo > 0 {
+		window = 1
+		p.suspectsFirst()
+	}
+	owned := p.leases.owned()
+	n := 0
+	for _, ln := range p.ready {
+		if len(p.inFlight) >= window || p.broken {
+			break
+		}
+		n++
+		ln.queued = false
+		r := ln.waiting[0]
+		if _, ours := owned[r.shard]; !ours {
+			p.abandon(ln)
+			continue
+		}
+		if h := p.dests[r.dest]; h.held() && h.probe != ln && !p.overdue(h) {
+			p.offer(ln) // held since it was offered
+			continue
+		}
+		p.send(ctx, ln, r)
+	}
+	p.ready = append(p.ready[:0], p.ready[n:]...)
+}
+
+// suspectsFirst moves the lines whose first row may have made the broker close on us to the
+// front, so that window 1 lasts no longer than it takes to find the one.
+func (p *pump) suspectsFirst() {
+	if len(p.suspects) == 0 {
+		return
+	}
+	suspect := make(map[*line]bool, len(p.suspects))
+	for _, ln := range p.suspects {
+		suspect[ln] = true
+	}
+	slices.SortStableFunc(p.ready, func(a, b *line) int {
+		switch {
+		case suspect[a] == suspect[b]:
+			return 0
+		case suspect[a]:
+			return -1
+		}
+		return 1
+	})
+	p.suspects = nil
+}
+
+func (p *pump) send(ctx context.Context, ln *line, r *row) {
+	ln.busy = true
+	ln.waiting = ln.waiting[1:]
+	p.nextTag++
+	r.sent, r.alone = time.Now(), p.solo > 0
+	p.inFlight[p.nextTag] = r
+	if r.fault != "" {
+		p.settle(message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})
+		return
+	}
+	span := tracing.Publish(ctx, &r.msg)
+	err := p.channel.Publish(ctx, p.nextTag, &r.msg)
+	tracing.End(span, err)
+	switch {
+	case err == nil:
+		crash.Point("relay.published")
+	case errors.Is(err, ErrRefused):
+		p.settle(message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: err.Error()})
+	default:
+		p.broken = true
+		p.settle(message.Result{Tag: p.nextTag, Kind: message.Lost, Reason: err.Error()})
+	}
+}
