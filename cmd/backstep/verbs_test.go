@@ -116,6 +116,8 @@ func TestVerbs(t *testing.T) {
 
 	relay := o.start("relay")
 	o.run("", "verify", "--wait", patience.String()).want(exitOK, "every invariant holds: 12 orders, 12 sagas")
+	o.run("{}", "submit", "-").want(exitOK) // JSON, but no order: it is parked
+	o.run("", "verify", "--wait", patience.String()).want(exitOK, "note: 1 message in orders.parked", "12 orders")
 	var all []saga.Summary
 	o.run("", "saga", "list", "--json").want(exitOK).decode(&all)
 	ended := map[saga.Status]int{}
