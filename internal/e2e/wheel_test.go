@@ -289,8 +289,8 @@ SELECT (SELECT COUNT(*) FROM orders),
 	})
 }
 
-// verify demands every invariant, and the outcomes that were expected.
-func (w *wheel) verify(want expectation) {
+// verifyInvariants demands every invariant.
+func (w *wheel) verifyInvariants() {
 	w.t.Helper()
 	ctx := context.Background()
 	for _, check := range []func(context.Context, sqltx.Querier) ([]sqltx.Violation, error){
@@ -304,6 +304,13 @@ func (w *wheel) verify(want expectation) {
 			w.t.Errorf("violated: %s: %s: %s", v.Rule, v.Subject, v.Detail)
 		}
 	}
+	w.verifyProcessed()
+}
+
+// verify demands every invariant, and the outcomes that were expected.
+func (w *wheel) verify(want expectation) {
+	w.t.Helper()
+	w.verifyInvariants()
 	for reason, n := range map[string]int{"%not enough stock%": want.noStock, "%declined%": want.declined, "%country ZZ%": want.refused} {
 		if got := w.count(`SELECT COUNT(*) FROM orders WHERE status = 'CANCELLED' AND reason LIKE ?`, reason); got != n {
 			w.t.Errorf("%d orders cancelled because of %s, want %d", got, reason, n)
@@ -312,7 +319,6 @@ func (w *wheel) verify(want expectation) {
 	if got := w.count(`SELECT COUNT(*) FROM orders WHERE status = 'CONFIRMED'`); got != want.confirmed {
 		w.t.Errorf("%d orders confirmed, want %d", got, want.confirmed)
 	}
-	w.verifyProcessed()
 }
 
 // verifyProcessed demands that each command that was published has been recorded by the
