@@ -34,6 +34,14 @@ type config struct {
 	}
 }
 
+// Validate checks what envconfig does not.
+func (c *config) Validate() error {
+	if c.Inbox.Retention < time.Hour {
+		return fmt.Errorf("BACKSTEP_INBOX_RETENTION is %s; it must be an hour or more, as the workers have it", c.Inbox.Retention)
+	}
+	return nil
+}
+
 // environment is the table of variables for --help.
 func environment() string {
 	const format = `{{range .}}  {{usage_key .}}	{{usage_default .}}	{{usage_description .}}

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -225,21 +226,11 @@ func (p *place) environment() []string {
 		app.Prefix + "_ADMIN_ADDR=127.0.0.1:0", // many on one machine
 		app.Prefix + "_QUEUES=",                // each worker takes all
 	}
-	env := mine
-	for _, v := range os.Environ() {
+	others := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		if !containsName(mine, name) {
-			env = append(env, v)
-		}
-	}
-	return env
-}
-
-func containsName(env []string, name string) bool {
-	for _, v := range env {
-		if strings.HasPrefix(v, name+"=") {
-			return true
-		}
-	}
-	return false
+		// A secret's file would contradict what is set above.
+		return strings.HasPrefix(name, app.Prefix+"_") && strings.HasSuffix(name, "_FILE") ||
+			slices.ContainsFunc(mine, func(m string) bool { return strings.HasPrefix(m, name+"=") })
+	})
+	return append(mine, others...)
 }

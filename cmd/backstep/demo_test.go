@@ -24,6 +24,16 @@ func newDemoOperator(t *testing.T) *operator {
 
 func TestDemo(t *testing.T) {
 	o := newDemoOperator(t)
+	// One address as a mounted secret, which relays and workers must not read.
+	secret := filepath.Join(t.TempDir(), "dsn")
+	for i, v := range o.env {
+		if dsn, ok := strings.CutPrefix(v, "BACKSTEP_MYSQL_DSN="); ok {
+			if err := os.WriteFile(secret, []byte(dsn+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o.env[i] = "BACKSTEP_MYSQL_DSN_FILE=" + secret
+		}
+	}
 	a := o.run("", "demo", "--orders", "40", "--json").want(exitOK)
 	var r result
 	a.decode(&r)

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"backstep/internal/app"
 	"backstep/internal/handlers"
 	"backstep/internal/message"
 	"backstep/internal/saga"
@@ -56,6 +58,18 @@ func TestUsage(t *testing.T) {
 	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}
+}
+
+// TestVariables: see app.Variables.
+func TestVariables(t *testing.T) {
+	for _, name := range app.Names(&config{}) {
+		if !slices.Contains(app.Variables, name) {
+			t.Errorf("%s is not in app.Variables", name)
+		}
+	}
+	newOperator(t, "BACKSTEP_MYSQL_DNS=x", "BACKSTEP_INBOX_RETENTION=1s").run("", "saga", "list").
+		want(exitUsage, "BACKSTEP_MYSQL_DNS is not a variable of Backstep")
+	newOperator(t, "BACKSTEP_INBOX_RETENTION=1s").run("", "verify").want(exitUsage, "an hour or more")
 }
 
 func TestServersThatCannotBeReached(t *testing.T) {
