@@ -76,11 +76,6 @@ func (b *broker) settled(n int) func() bool {
 	}
 }
 
-func (b *broker) subscribed() (ok bool) {
-	b.look(func() { ok = b.sub != nil })
-	return ok
-}
-
 func (b *broker) Subscribe(_ context.Context, queue string, prefetch int) (Subscription, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -44,8 +44,10 @@ type Config struct {
 	Batch     int           // most messages in one transaction; default 32; prefetch is twice this
 	MaxBody   int           // bytes; larger messages are parked; default 256 KiB
 	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
-	Timeout   time.Duration // of one transaction; a batch that takes longer is run one by one; default 1 min
-	MaxHold   time.Duration // how long deliveries are held while the database is away, before they
+	Timeout   time.Duration // of one transaction, well above the pool's lock wait; a batch that
+	// takes longer is run one by one, and for a message that does a failed attempt is counted;
+	// default 1 min
+	MaxHold time.Duration // how long deliveries are held while the database is away, before they
 	// go back to the broker; well below its consumer time-out (30 min); default 10 min
 
 	MaxAttempts int           // of a message whose handler says Retry; default 10

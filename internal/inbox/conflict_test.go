@@ -118,10 +118,11 @@ func TestLockWaitSplitsTheBatch(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 	// The lane grows again.
-	b.put(newMsgs(8)...)
-	eventually(t, "all are acked", b.settled(16))
-	if sizes := h.sizes(); sizes[len(sizes)-1] < 7 {
-		t.Errorf("batches of %v, want a large one at last", sizes)
+	before := len(h.sizes())
+	b.put(newMsgs(16)...)
+	eventually(t, "all are acked", b.settled(24))
+	if sizes := h.sizes()[before:]; slices.Max(sizes) < 4 {
+		t.Errorf("batches of %v, want large ones again", sizes)
 	}
 	equal(t, "faults", b.faults, []string(nil))
 }

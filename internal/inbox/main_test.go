@@ -4,14 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
+	"flag"
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
 	"backstep/internal/message"
@@ -20,7 +20,13 @@ import (
 	"backstep/migrations"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.M{M: m}) }
+func TestMain(m *testing.M) {
+	// The tests wait for servers, locks and deadlines more than they compute.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(testenv.M{M: m})
+}
 
 // patience is how long a test waits for what must happen.
 const patience = 30 * time.Second
@@ -181,15 +187,41 @@ func (h *effects) sizes() (n []int) {
 // lane is a lane that runs until the test ends or stop is called.
 type lane struct {
 	*Lane
-	stats *Stats
-	stop  func()
+	stats  *Stats
+	logged func(msg string) int // how often
+	stop   func()
+}
+
+// counting is a log that knows how often it has said something.
+type counting struct {
+	slog.Handler
+	n *sync.Map // of *atomic.Int64, by message
+}
+
+func (c *counting) Handle(ctx context.Context, r slog.Record) error {
+	n, _ := c.n.LoadOrStore(r.Message, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+	return c.Handler.Handle(ctx, r)
+}
+
+func (c *counting) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &counting{c.Handler.WithAttrs(attrs), c.n}
+}
+
+func (c *counting) count(msg string) int {
+	n, ok := c.n.Load(msg)
+	if !ok {
+		return 0
+	}
+	return int(n.(*atomic.Int64).Load())
 }
 
 // newLane returns a lane that is not running.
 func newLane(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
 	t.Helper()
-	cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	l := &lane{stats: &Stats{}}
+	log := &counting{Handler: slog.NewTextHandler(t.Output(), nil), n: &sync.Map{}}
+	cfg.Log = slog.New(log)
+	l := &lane{stats: &Stats{}, logged: log.count}
 	l.Lane = NewLane(db, src, cfg, l.stats)
 	return l
 }
@@ -286,17 +318,4 @@ func equal(t testing.TB, what string, got, want any) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: %#v, want %#v", what, got, want)
 	}
-}
-
-// through returns dsn by way of dial.
-func through(t testing.TB, dsn string, dial mysql.DialContextFunc) string {
-	t.Helper()
-	cfg, err := mysql.ParseDSN(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Net = fmt.Sprintf("dial%p", t)
-	mysql.RegisterDialContext(cfg.Net, dial)
-	t.Cleanup(func() { mysql.DeregisterDialContext(cfg.Net) })
-	return cfg.FormatDSN()
 }

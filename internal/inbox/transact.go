@@ -29,7 +29,7 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 		}
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return fmt.Errorf("not done within %s: %w", l.cfg.Timeout, err)
+			return fmt.Errorf("not done within %s: %w", l.cfg.Timeout, ctx.Err())
 		case err != nil:
 			return err
 		case len(todo) == 0:
