@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"backstep/internal/message"
@@ -29,20 +30,21 @@ const onDuplicateSQL = ` ON DUPLICATE KEY UPDATE idempotency_key = VALUES(idempo
 // while its row exists is a no-op. ErrInvalid names the message and the fault; nothing is
 // added then.
 func Add(ctx context.Context, tx *sqltx.Tx, msgs ...message.Message) error {
-	var batch insert
+	in := insert{head: insertSQL, tuple: sqltx.Tuples(1, 12)}
 	for i := range msgs {
 		args, err := encode(ctx, msgs[i])
 		if err != nil {
 			return fmt.Errorf("add to outbox: %w", err)
 		}
-		if batch.full(args) {
-			if err := batch.exec(ctx, tx, insertSQL, 12); err != nil {
-				return err
-			}
+		if msgs[i].IdempotencyKey != "" {
+			in.tail = onDuplicateSQL
 		}
-		batch.append(args, msgs[i].IdempotencyKey != "")
+		in.append(args)
 	}
-	return batch.exec(ctx, tx, insertSQL, 12)
+	if err := in.exec(ctx, tx); err != nil {
+		return fmt.Errorf("add %d messages to outbox: %w", len(msgs), err)
+	}
+	return nil
 }
 
 // Delayed is a message to be published later.
@@ -59,61 +61,57 @@ INSERT INTO scheduled_messages
         last_error, due_at)
 VALUES `
 
-// Schedule makes msgs part of tx, to be moved to the outbox when they are due.
+// Schedule makes msgs part of tx, to be moved to the outbox when they are due. ErrInvalid is
+// as for Add.
 func Schedule(ctx context.Context, tx *sqltx.Tx, msgs ...Delayed) error {
+	in := insert{head: scheduleSQL, tuple: "(" + sqltx.Placeholders(13) + ", NOW(6) + INTERVAL ? MICROSECOND)"}
 	for i := range msgs {
 		args, err := encode(ctx, msgs[i].Message)
 		if err != nil {
 			return fmt.Errorf("schedule message: %w", err)
 		}
-		args = append(args, msgs[i].Reason, max(0, msgs[i].After.Microseconds()))
-		query := scheduleSQL + "(" + sqltx.Placeholders(13) + ", NOW(6) + INTERVAL ? MICROSECOND)"
-		if _, err := tx.Exec(ctx, query, args...); err != nil {
-			return fmt.Errorf("schedule message %q: %w", msgs[i].MessageID, err)
-		}
+		in.append(append(args, words(msgs[i].Reason), max(0, msgs[i].After.Microseconds())))
+	}
+	if err := in.exec(ctx, tx); err != nil {
+		return fmt.Errorf("schedule %d messages: %w", len(msgs), err)
 	}
 	return nil
 }
 
-// insert collects rows for one statement.
+// insert collects rows for one statement, or a few if they are large.
 type insert struct {
-	args  []any
-	rows  int
-	bytes int
-	keyed bool
+	head, tuple, tail string
+	statements        []statement
 }
 
-func size(args []any) int {
+type statement struct {
+	args        []any
+	rows, bytes int
+}
+
+func (in *insert) append(args []any) {
 	n := 0
 	for _, a := range args {
 		if b, ok := a.([]byte); ok {
 			n += len(b)
 		}
 	}
-	return n
+	if k := len(in.statements); k == 0 || in.statements[k-1].bytes+n > maxInsertBytes {
+		in.statements = append(in.statements, statement{})
+	}
+	st := &in.statements[len(in.statements)-1]
+	st.args = append(st.args, args...)
+	st.rows++
+	st.bytes += n
 }
 
-func (b *insert) full(args []any) bool { return b.rows > 0 && b.bytes+size(args) > maxInsertBytes }
-
-func (b *insert) append(args []any, keyed bool) {
-	b.args = append(b.args, args...)
-	b.rows++
-	b.bytes += size(args)
-	b.keyed = b.keyed || keyed
-}
-
-func (b *insert) exec(ctx context.Context, tx *sqltx.Tx, query string, width int) error {
-	if b.rows == 0 {
-		return nil
+func (in *insert) exec(ctx context.Context, tx *sqltx.Tx) error {
+	for _, st := range in.statements {
+		query := in.head + strings.Repeat(in.tuple+", ", st.rows-1) + in.tuple + in.tail
+		if _, err := tx.Exec(ctx, query, st.args...); err != nil {
+			return err
+		}
 	}
-	query += sqltx.Tuples(b.rows, width)
-	if b.keyed {
-		query += onDuplicateSQL
-	}
-	if _, err := tx.Exec(ctx, query, b.args...); err != nil {
-		return fmt.Errorf("insert %d outbox rows: %w", b.rows, err)
-	}
-	*b = insert{}
 	return nil
 }
 
@@ -181,6 +179,9 @@ func validate(m *message.Message) error {
 		{"reply_to", m.ReplyTo},
 		{"app_id", m.AppID},
 		{"content_type", m.ContentType},
+		{"content_encoding", m.ContentEncoding},
+		{"expiration", m.Expiration},
+		{"user_id", m.UserID},
 	} {
 		if len(f.value) > message.MaxIDBytes {
 			return fmt.Errorf("%s has %d bytes; %d is the limit", f.name, len(f.value), message.MaxIDBytes)

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"backstep/internal/sqltx"
@@ -75,7 +74,7 @@ type refusal struct {
 var errNotOurs = errors.New("outbox: row or lease changed")
 
 func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
-	reason := strings.ToValidUTF8(f.reason, "\uFFFD")
+	reason := words(f.reason)
 	if !f.park {
 		_, err := r.db.ExecContext(ctx, refuseSQL, []byte(r.cfg.ID), f.epoch, reason,
 			f.wait.Microseconds(), f.row.id, f.row.generation)

@@ -2,7 +2,6 @@ package outbox_test
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,34 +10,11 @@ import (
 	"backstep/internal/message"
 	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
-	"backstep/internal/testenv"
-	"backstep/migrations"
 )
 
-func add(t *testing.T, db *sql.DB, msgs ...message.Message) {
-	t.Helper()
-	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
-		return outbox.Add(ctx, tx, msgs...)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func to(exchange, routingKey, id string) message.Message {
-	return message.Message{Properties: message.Properties{MessageID: id}, Exchange: exchange, RoutingKey: routingKey}
-}
-
 func TestVerifyAndFind(t *testing.T) {
-	db, err := sqltx.Open(testenv.Database(t), sqltx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := database(t)
 	ctx := t.Context()
-	if _, err := migrations.Up(ctx, db, nil); err != nil {
-		t.Fatal(err)
-	}
 	publish := func(id string, ago time.Duration) {
 		if _, err := db.ExecContext(ctx, `
 UPDATE outbox_events SET status = 'PUBLISHED', published_at = NOW(6) - INTERVAL ? SECOND WHERE message_id = ?`,
