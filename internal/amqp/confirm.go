@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/puddle/v2"
@@ -24,7 +23,10 @@ type ConfirmChannel struct {
 // Release hands the channel back. A channel that is closed, or on which something is in
 // flight or a result was not taken, is destroyed instead: the next user must not meet it.
 func (c *ConfirmChannel) Release() {
-	if c.ch.IsClosed() || c.unresolved.Load() > 0 || len(c.results) > 0 {
+	c.mu.Lock()
+	doubt := c.inFlight+len(c.results) > 0
+	c.mu.Unlock()
+	if doubt || c.ch.IsClosed() {
 		c.Destroy()
 		return
 	}
@@ -54,12 +56,11 @@ type confirmer struct {
 	window  int
 	wake    chan struct{}
 
-	unresolved atomic.Int64 // published without a result in results yet
-
-	mu      sync.Mutex // guards below; nothing that waits is called under it
-	written []flight   // by Publish, not yet seen by collect
-	idle    bool       // collect has nothing in flight and waits for wake
-	gone    bool       // collect has given its last result
+	mu       sync.Mutex // guards below; nothing that waits is called under it
+	inFlight int        // messages written, or being written, without a result
+	written  []flight   // by Publish, not yet seen by collect
+	idle     bool       // collect has nothing in flight and waits for wake
+	gone     bool       // collect has given its last result
 }
 
 // flight is a message that was written and has no result yet.
@@ -140,14 +141,12 @@ func (c *confirmer) Publish(ctx context.Context, tag uint64, m *message.Message)
 	if err != nil {
 		return err
 	}
-	// Results nobody took count too, so that collect never waits to give one.
-	if int(c.unresolved.Load())+len(c.results) >= c.window {
+	if !c.admit() {
 		return ErrWindowFull
 	}
-	c.unresolved.Add(1)
 	confirm, err := c.ch.PublishWithDeferredConfirm(m.Exchange, m.RoutingKey, m.Mandatory, false, p)
 	if err != nil {
-		c.unresolved.Add(-1)
+		c.dismiss()
 		if !errors.Is(err, amqp091.ErrClosed) {
 			// Half a message may be in the socket. amqp091 notices at the next write only.
 			c.session.cut()
@@ -159,10 +158,29 @@ func (c *confirmer) Publish(ctx context.Context, tag uint64, m *message.Message)
 		key: newReturnKey(m.MessageID, m.Exchange, m.RoutingKey, m.Body),
 	}
 	if !c.note(f) {
-		c.unresolved.Add(-1)
+		c.dismiss()
 		return fmt.Errorf("publish message %q: %w", m.MessageID, ErrSessionGone)
 	}
 	return nil
+}
+
+// admit makes room for a message in the window, if there is any. Results nobody took count
+// too, so that collect never waits to give one.
+func (c *confirmer) admit() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inFlight+len(c.results) >= c.window {
+		return false
+	}
+	c.inFlight++
+	return true
+}
+
+// dismiss takes back what admit did.
+func (c *confirmer) dismiss() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inFlight--
 }
 
 // note hands f to collect. It returns false if collect has ended.

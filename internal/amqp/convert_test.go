@@ -256,7 +256,7 @@ func TestCheck(t *testing.T) {
 // TestCheckKnowsTheFrame: the largest header frame that check lets pass, the broker takes. It
 // also takes 8 bytes more (FRAME_SIZE_FUDGE in rabbit_reader.erl), which check does not use.
 func TestCheckKnowsTheFrame(t *testing.T) {
-	const frame = 4096 // the least a peer may ask for
+	const frame = 8192 // the least RabbitMQ 4 lets a client ask for
 	b := testenv.Vhost(t)
 	u, err := url.Parse(b.URL)
 	if err != nil {
@@ -273,7 +273,7 @@ func TestCheckKnowsTheFrame(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := &message.Message{Properties: everyProperty(), Headers: everyType(), Exchange: "amq.fanout"}
-		m.UserID = u.User.Username()
+		m.UserID = u.User.Username() // the broker looks at it
 		fits := func(padding int) bool {
 			m.Headers["padding"] = strings.Repeat("x", padding)
 			return check(m, frame) == nil

@@ -124,8 +124,10 @@ func (f *flights) result(fl *flight, kind message.ResultKind, why string) {
 	if why != "" {
 		why = fmt.Sprintf("exchange %q, routing key %q: %s", fl.key.exchange, fl.key.routingKey, why)
 	}
-	f.unresolved.Add(-1)
-	f.results <- message.Result{Tag: fl.tag, Kind: kind, Reason: why} // has room: Publish sees to it
+	f.mu.Lock() // whoever takes the result may publish or release at once, and looks at both
+	defer f.mu.Unlock()
+	f.inFlight--
+	f.results <- message.Result{Tag: fl.tag, Kind: kind, Reason: why} // has room: admit sees to it
 }
 
 func (f *flights) drainReturns() {

@@ -247,8 +247,7 @@ func TestCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ch.unresolved.Add(1)
-		if !ch.note(flight{confirm: confirm}) {
+		if !ch.admit() || !ch.note(flight{confirm: confirm}) {
 			t.Fatal("the channel ended first")
 		}
 		r := results(t, ch, 1)[0]
@@ -335,8 +334,7 @@ func TestLateConfirmHoldsUpNobody(t *testing.T) {
 	c := start(t, Config{URL: b.URL})
 	declare(t, c, "orders")
 	ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
-	ch.unresolved.Add(1)
-	if !ch.note(flight{tag: 7, confirm: &amqp091.DeferredConfirmation{}}) {
+	if !ch.admit() || !ch.note(flight{tag: 7, confirm: &amqp091.DeferredConfirmation{}}) {
 		t.Fatal("the channel has ended")
 	}
 	msgs := []*message.Message{command("orders"), command("nowhere"), command("orders")}

@@ -12,8 +12,7 @@ import (
 )
 
 // Subscription is one consumer on a channel of its own. Its delivery tags mean nothing
-// anywhere else. Ack and Nack may be called by several goroutines; Reopen, Cancel and Close
-// wait for each other.
+// anywhere else. Its methods may be called by several goroutines.
 type Subscription struct {
 	consumer *Consumer
 	queue    string
@@ -99,29 +98,34 @@ func (s *Subscription) Reopen(ctx context.Context, prefetch int) error {
 	if prefetch < 1 {
 		return fmt.Errorf("reopen queue %q: prefetch %d would mean no limit", s.queue, prefetch)
 	}
-	s.op.Lock()
-	if err := s.beginSwitch(); err != nil {
-		s.op.Unlock()
-		return fmt.Errorf("reopen queue %q: %w", s.queue, err)
-	}
-	var in <-chan amqp091.Delivery
-	err := await(ctx, func() (err error) {
-		defer s.op.Unlock() // also if ctx has ended: Close must not ask before this is answered
-		if err = s.ch.Cancel(s.tag, false); err == nil {
-			in, err = s.consume(prefetch)
+	err := s.ask(ctx, func() error {
+		if err := s.beginSwitch(); err != nil {
+			return err
 		}
-		return gone(err)
-	}, func() {})
+		if err := s.ch.Cancel(s.tag, false); err != nil {
+			return err
+		}
+		in, err := s.consume(prefetch)
+		if err == nil {
+			s.endSwitch(in)
+		}
+		return err
+	})
 	if err != nil {
 		err = fmt.Errorf("reopen queue %q: %w", s.queue, err)
 		s.finish(err)
-		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.next, s.switching = append(s.next, in), false
-	s.signal()
-	return nil
+	return err
+}
+
+// ask puts a question to the broker when the one before is answered. If ctx ends first, fn
+// goes on until there is an answer or the session ends.
+func (s *Subscription) ask(ctx context.Context, fn func() error) error {
+	return await(ctx, func() error {
+		s.op.Lock()
+		defer s.op.Unlock()
+		return gone(fn())
+	}, func() {})
 }
 
 func (s *Subscription) beginSwitch() error {
@@ -134,31 +138,44 @@ func (s *Subscription) beginSwitch() error {
 	return nil
 }
 
+func (s *Subscription) endSwitch(in <-chan amqp091.Delivery) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next, s.switching = append(s.next, in), false
+	s.signal()
+}
+
 // Cancel stops new deliveries. Deliveries is closed after those that had arrived; they can
 // still be acked, until Close.
 func (s *Subscription) Cancel() error {
-	s.op.Lock()
-	defer s.op.Unlock()
-	if !s.finish(nil) {
-		return nil // it has ended already; Err says why
-	}
-	if err := s.ch.Cancel(s.tag, false); err != nil {
-		return fmt.Errorf("cancel the consumer of queue %q: %w", s.queue, gone(err))
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := s.ask(ctx, func() error {
+		if !s.finish(nil) {
+			return nil // it has ended already; Err says why
+		}
+		return s.ch.Cancel(s.tag, false)
+	})
+	if err != nil {
+		return fmt.Errorf("cancel the consumer of queue %q: %w", s.queue, err)
 	}
 	return nil
 }
 
 // Close ends the subscription and its channel; the broker requeues what was not acked. It is
-// needed also after Deliveries was closed, unless the session has ended.
+// needed also after Deliveries was closed, unless the session has ended. After an error the
+// end of the session does the same.
 func (s *Subscription) Close() error {
-	s.op.Lock()
-	defer s.op.Unlock()
-	s.finish(nil)
-	err := s.ch.Close()
-	<-s.ended
-	if notClosed(err) != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := s.ask(ctx, func() error {
+		s.finish(nil)
+		return notClosed(s.ch.Close())
+	})
+	if err != nil {
 		return fmt.Errorf("close the channel of queue %q: %w", s.queue, err)
 	}
+	<-s.ended
 	return nil
 }
 
