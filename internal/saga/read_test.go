@@ -86,7 +86,7 @@ func TestListReadsNoMoreThanItMust(t *testing.T) {
 	}
 	for _, f := range []Filter{{Limit: 5}, {Limit: 5, OlderThan: time.Hour}, {Limit: 5, Type: "place-order", OlderThan: time.Hour}} {
 		query, args := f.query(Running)
-		rows, err := db.QueryContext(t.Context(), "EXPLAIN "+query, args...)
+		rows, err := db.QueryContext(t.Context(), "EXPLAIN FORMAT=TRADITIONAL "+query, args...)
 		if err != nil {
 			t.Fatal(err)
 		}
