@@ -108,11 +108,12 @@ func (c *Client) serve(ctx context.Context) error {
 func (c *Client) dial(ctx context.Context) (*Session, error) {
 	var socket *writeBehind
 	stop := func() bool { return true }
+	deadline := time.Now().Add(c.cfg.DialTimeout)
 	conn, err := amqp091.DialConfig(c.cfg.URL, amqp091.Config{
 		Properties: c.cfg.clientProperties(),
 		Heartbeat:  c.cfg.Heartbeat,
 		Dial: func(network, addr string) (net.Conn, error) {
-			d := net.Dialer{Timeout: c.cfg.DialTimeout}
+			d := net.Dialer{Deadline: deadline}
 			nc, err := d.DialContext(ctx, network, addr)
 			if err != nil {
 				return nil, err
@@ -120,7 +121,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 			socket = newWriteBehind(nc, c.cfg.WriteTimeout)
 			stop = context.AfterFunc(ctx, func() { _ = nc.Close() })
 			// For the handshakes; amqp091 lifts it after them.
-			return socket, socket.SetDeadline(time.Now().Add(c.cfg.DialTimeout))
+			return socket, socket.SetDeadline(deadline)
 		},
 	})
 	stop()

@@ -3,6 +3,7 @@ package amqp
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +94,30 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	t.Run("nobody listens", func(t *testing.T) {
 		run(t, Config{URL: "amqp://127.0.0.1:1"}, func(_ context.Context, c *Client) {
 			until(t, c, func() bool { return strings.HasPrefix(c.State(), "not connected to amqp://127.0.0.1:1: ") })
+		})
+	})
+	silent := func(t *testing.T) (net.Listener, string) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l, "amqp://" + l.Addr().String()
+	}
+	t.Run("nobody answers", func(t *testing.T) {
+		_, url := silent(t) // the kernel accepts
+		run(t, Config{URL: url, DialTimeout: 20 * time.Millisecond}, func(_ context.Context, c *Client) {
+			until(t, c, func() bool { return strings.Contains(c.State(), "timeout") })
+		})
+	})
+	t.Run("in the handshake", func(t *testing.T) {
+		l, url := silent(t)
+		run(t, Config{URL: url, DialTimeout: time.Hour}, func(context.Context, *Client) {
+			nc, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = nc.Close() })
 		})
 	})
 	t.Run("in OnSession", func(t *testing.T) {

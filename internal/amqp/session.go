@@ -92,6 +92,9 @@ func (s *Session) channel(ctx context.Context, setUp func(*amqp091.Channel) erro
 // ends first it returns the context's error at once, and undo is called when fn has succeeded
 // after all. fn ends with its session at the latest.
 func await(ctx context.Context, fn func() error, undo func()) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	answer := make(chan error) // unbuffered: either we take the answer or undo is called
 	go func() {
 		err := fn()

@@ -141,8 +141,10 @@ func (s *Subscription) beginSwitch() error {
 func (s *Subscription) endSwitch(in <-chan amqp091.Delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next, s.switching = append(s.next, in), false
-	s.signal()
+	if !s.finished { // Reopen may have given up waiting
+		s.next, s.switching = append(s.next, in), false
+		s.signal()
+	}
 }
 
 // Cancel stops new deliveries. Deliveries is closed after those that had arrived; they can
