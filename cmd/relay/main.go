@@ -106,6 +106,7 @@ func run(ctx context.Context, cfg config) error {
 		}
 		var parts errgroup.Group
 		parts.Go(func() error { return relay.Run(ctx) })
+		parts.Go(func() error { return client.Listen(ctx, func(uint16) { relay.Wake() }) })
 		parts.Go(func() error {
 			sweep(ctx, relay, log, func(ctx context.Context) (int64, error) {
 				return inbox.Sweep(ctx, db, cfg.Inbox.Retention, sweepBatch)

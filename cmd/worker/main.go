@@ -86,6 +86,13 @@ func run(ctx context.Context, cfg config) error {
 	if err != nil {
 		return fmt.Errorf("BACKSTEP_AMQP_URL: %w", err)
 	}
+	// The doorbell has a connection of its own: under an alarm the broker blocks connections
+	// that publish, and acks must get through.
+	bellClient, err := amqp.New(amqp.Config{URL: cfg.AMQP.URL, Name: app.ConnectionName("worker-bell"), Log: log})
+	if err != nil {
+		return fmt.Errorf("BACKSTEP_AMQP_URL: %w", err)
+	}
+	bell := amqp.NewBell(bellClient)
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("host name: %w", err)
@@ -114,6 +121,8 @@ func run(ctx context.Context, cfg config) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return admin.Run(connected, cfg.AdminAddr, log) })
 	g.Go(func() error { return client.Run(connected) })
+	g.Go(func() error { return bellClient.Run(connected) })
+	g.Go(func() error { return bell.Run(connected) })
 	g.Go(func() error {
 		defer disconnect()
 		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
@@ -125,7 +134,7 @@ func run(ctx context.Context, cfg config) error {
 			for range cfg.Lanes {
 				lane := inbox.NewLane(db, source, inbox.Config{
 					Queue: queue, Handler: mux, Batch: cfg.Batch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention,
-					Parked: engine.CommandParked, Log: log,
+					Parked: engine.CommandParked, Committed: func() { bell.Ring(amqp.AllShards) }, Log: log,
 				}, &stats)
 				lanesDone.Go(func() error { return lane.Run(ctx) })
 			}

@@ -85,8 +85,8 @@ func (b *Bell) send(ctx context.Context, ch *amqp091.Channel, shards uint16) (*a
 // WakeQueuePrefix is how the names of the relays' doorbell queues begin.
 const WakeQueuePrefix = message.WakeExchange + "."
 
-// allShards is what a ring stands for whose body we cannot read.
-const allShards = 0xffff
+// AllShards rings for any shard. It is also what a ring stands for whose body we cannot read.
+const AllShards = 0xffff
 
 // Listen is the relays' side of the doorbell: it calls ring with the shards of each ring, on
 // whatever session there is, until ctx ends, and returns nil. ring must not wait. At most one
@@ -103,7 +103,7 @@ func (c *Client) Listen(ctx context.Context, ring func(shards uint16)) error {
 		}
 		wait := retryDelay(try, c.cfg.MaxBackoff)
 		c.cfg.Log.Warn("doorbell not heard; listening again", "error", err, "wait", wait)
-		ring(allShards) // something may have been missed
+		ring(AllShards) // something may have been missed
 		select {
 		case <-ctx.Done():
 			return nil
@@ -164,7 +164,7 @@ func consumeBell(ch *amqp091.Channel) (<-chan amqp091.Delivery, error) {
 
 func shardsOf(body []byte) uint16 {
 	if len(body) != 2 {
-		return allShards
+		return AllShards
 	}
 	return binary.BigEndian.Uint16(body)
 }

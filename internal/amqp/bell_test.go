@@ -110,7 +110,7 @@ func TestBellAfterReconnect(t *testing.T) {
 	for all := false; !all; {
 		select {
 		case s := <-heard: // something may have been missed
-			all = s == allShards
+			all = s == AllShards
 		case <-time.After(patience):
 			t.Fatal("no ring for all shards when the connection was lost")
 		}

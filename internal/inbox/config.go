@@ -58,6 +58,10 @@ type Config struct {
 	// Parked is called in the transaction that parks a message, to tell whoever waits for it.
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 
+	// Committed is called after each commit, to wake whoever publishes what it added. It must
+	// not wait.
+	Committed func()
+
 	Log *slog.Logger
 }
 
@@ -84,6 +88,9 @@ func (c Config) withDefaults() Config {
 	def(&c.DeferLimit, 15*time.Minute)
 	if c.Parked == nil {
 		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
+	}
+	if c.Committed == nil {
+		c.Committed = func() {}
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

@@ -61,6 +61,7 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 			}
 		}
 		crash.Point("worker.committed")
+		l.cfg.Committed()
 		if err := l.settle(ctx, s, g, rest); err != nil {
 			return err
 		}
