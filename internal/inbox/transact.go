@@ -8,9 +8,12 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"backstep/internal/crash"
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
+	"backstep/internal/tracing"
 )
 
 // transact runs a group in one transaction; nil means it is committed, or was before.
@@ -105,6 +108,14 @@ func (l *Lane) withoutDuplicates(ctx context.Context, ds []*message.Delivery) ([
 // handle is the body of the transaction: record, work, follow up.
 func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*message.Delivery) ([]message.Outcome, error) {
 	outcomes := make([]message.Outcome, len(todo))
+	spans := make([]trace.Span, len(todo))
+	defer func() {
+		for i, span := range spans {
+			if span != nil {
+				tracing.EndProcess(span, outcomes[i])
+			}
+		}
+	}()
 	var ids []string
 	var msgs []message.Message
 	var at []int
@@ -117,8 +128,10 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 			outcomes[i] = message.Park("%s", d.Failure)
 			continue
 		}
+		var m message.Message
+		m, spans[i] = tracing.Process(ctx, d)
 		ids = append(ids, d.MessageID)
-		msgs = append(msgs, d.Message)
+		msgs = append(msgs, m)
 		at = append(at, i)
 	}
 	if err := record(ctx, tx, l.cfg.Queue, ids); err != nil {

@@ -7,6 +7,7 @@ package tracing
 
 import (
 	"context"
+	"maps"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -41,11 +42,31 @@ func Publish(ctx context.Context, m *message.Message) trace.Span {
 	return span
 }
 
-// Process opens the span of a consumer handling a delivery, a child of its create span.
-func Process(ctx context.Context, d *message.Delivery) (context.Context, trace.Span) {
-	return tracer().Start(Extract(ctx, d.Headers), "process "+d.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
+// Process opens the span of a consumer handling a delivery, a child of its create span. The
+// message it returns is the delivery's, with that span as the parent of what is done for it.
+func Process(ctx context.Context, d *message.Delivery) (message.Message, trace.Span) {
+	ctx, span := tracer().Start(Extract(ctx, d.Headers), "process "+d.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithAttributes(attributes("process", &d.Message)...),
 		trace.WithAttributes(attribute.Bool("messaging.rabbitmq.redelivered", d.Redelivered)))
+	m := d.Message
+	if span.IsRecording() {
+		m.Headers = maps.Clone(d.Headers) // the delivery's own stay as they came
+		if m.Headers == nil {
+			m.Headers = message.Headers{}
+		}
+		Carry(ctx, &m)
+	}
+	return m, span
+}
+
+// EndProcess ends the span of a delivery with its outcome.
+func EndProcess(span trace.Span, o message.Outcome) {
+	span.SetAttributes(attribute.String("backstep.outcome", o.Kind.String()))
+	switch o.Kind {
+	case message.Parked, message.Retry:
+		span.SetStatus(codes.Error, o.Reason)
+	}
+	span.End()
 }
 
 // Step opens the span of one saga step or compensation.
