@@ -3,10 +3,14 @@ package saga
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"runtime"
 	"time"
 
+	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
 
@@ -31,10 +35,15 @@ type step struct {
 	lock       *lock
 }
 
-type hooks struct {
-	completed, resumed        func(ctx context.Context, tx *sqltx.Tx, in any) error
-	compensated, manualAction func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error
-}
+// Hooks are nil if the definition does not have them.
+type (
+	hook       func(ctx context.Context, tx *sqltx.Tx, in any) error
+	reasonHook func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error
+	hooks      struct {
+		completed, resumed        hook
+		compensated, manualAction reasonHook
+	}
+)
 
 // Part is a step or a hook of a definition for sagas with input In.
 type Part[In any] func(d *Definition)
@@ -42,8 +51,12 @@ type Part[In any] func(d *Definition)
 // Queue is the queue whose workers run a step.
 type Queue string
 
+// maxName is the longest name of a type or a step: both and a dot are a message's type, which
+// has 255 bytes at most.
+const maxName = 127
+
 // Define makes a definition of its parts: steps in the order they run, and hooks. It panics
-// on what is a programmer's mistake: no steps, or two of one name.
+// on what is a programmer's mistake, such as no steps, or two of one name; so does Step.
 func Define[In any](typ string, version int, parts ...Part[In]) *Definition {
 	d := &Definition{Type: typ, Version: version, decode: func(b []byte) (any, error) {
 		var in In
@@ -53,17 +66,36 @@ func Define[In any](typ string, version int, parts ...Part[In]) *Definition {
 	for _, p := range parts {
 		p(d)
 	}
-	if typ == "" || version < 1 || len(d.steps) == 0 {
-		panic(fmt.Sprintf("saga.Define(%q, %d): a definition needs a type, a version from 1 and a step", typ, version))
+	switch {
+	case typ == "" || len(typ) > maxName:
+		d.mistake("its type must have 1 to %d bytes", maxName)
+	case version < 1:
+		d.mistake("its version must be 1 or more")
+	case len(d.steps) == 0:
+		d.mistake("it needs a step")
+	case !encodes[In]():
+		d.mistake("JSON cannot say its input %s", reflect.TypeFor[In]())
 	}
 	names := map[string]bool{}
 	for _, s := range d.steps {
-		if s.name == "" || s.queue == "" || names[s.name] {
-			panic(fmt.Sprintf("saga.Define(%q, %d): step %q needs a name of its own and a queue", typ, version, s.name))
+		if names[s.name] {
+			d.mistake("two steps have the name %q", s.name)
 		}
 		names[s.name] = true
 	}
 	return d
+}
+
+func (d *Definition) mistake(format string, args ...any) {
+	panic(fmt.Sprintf("saga.Define(%q, %d): ", d.Type, d.Version) + fmt.Sprintf(format, args...))
+}
+
+// encodes reports whether JSON can say values of type T.
+func encodes[T any]() bool {
+	var zero T
+	_, err := json.Marshal(zero)
+	_, unsupported := errors.AsType[*json.UnsupportedTypeError](err)
+	return !unsupported
 }
 
 // Step is a local step: action runs in a transaction on queue's workers, and what it returns
@@ -96,7 +128,26 @@ func Step[In, Result any](
 	for _, o := range options {
 		o(s)
 	}
+	in := reflect.TypeFor[In]()
+	switch {
+	case name == "" || len(name) > maxName:
+		s.mistake("its name must have 1 to %d bytes", maxName)
+	case queue == "" || len(queue) > message.MaxIDBytes:
+		s.mistake("its queue must have 1 to %d bytes", message.MaxIDBytes)
+	case action == nil:
+		s.mistake("it needs an action")
+	case !encodes[Result]():
+		s.mistake("JSON cannot say its result %s", reflect.TypeFor[Result]())
+	case s.retry.attempts < 1 || s.retry.base <= 0:
+		s.mistake("%d attempts with a back-off of %s", s.retry.attempts, s.retry.base)
+	case s.lock != nil && s.lock.input != in:
+		s.mistake("Locks takes a %s, the step a %s", s.lock.input, in)
+	}
 	return func(d *Definition) { d.steps = append(d.steps, s) }
+}
+
+func (s *step) mistake(format string, args ...any) {
+	panic(fmt.Sprintf("saga.Step(%q, %q): ", s.name, s.queue) + fmt.Sprintf(format, args...))
 }
 
 // StepOption changes how a step runs.
@@ -117,60 +168,74 @@ func Retry(attempts int, base time.Duration) StepOption {
 
 // delay returns how long to wait after attempt n failed, n ≥ 1: uniformly random in
 // [0, min(cap, base·2ⁿ⁻¹)), the "full jitter" of Brooker, "Exponential Backoff and Jitter"
-// (2015).
+// (2015). It never overflows.
 func (p retryPolicy) delay(n int) time.Duration {
 	limit := p.cap
-	if shift := n - 1; shift < 30 {
-		limit = min(limit, p.base<<shift)
-	}
-	if limit <= 0 {
-		return 0
+	if shift := n - 1; p.base <= limit>>shift {
+		limit = p.base << shift
 	}
 	return rand.N(limit)
 }
 
 type lock struct {
-	keys func(in any) []string
-	take func(ctx context.Context, tx *sqltx.Tx, keys []string) error
+	kind  string // of rows
+	input reflect.Type
+	keys  func(in any) []string
+	take  func(ctx context.Context, tx *sqltx.Tx, keys []string) error
 }
 
 // Locks says which business rows a step, and its compensation, works on. Before a batch runs
 // take is called once with the sorted union of its messages' keys, so that batches cannot
-// deadlock on them. Steps that lock the same kind of rows name the same take.
+// deadlock on them. Steps that lock the same kind of rows name the same take: functions are
+// told apart by their names, so two closures made by the same code are one kind.
 func Locks[In any](keys func(in In) []string, take func(ctx context.Context, tx *sqltx.Tx, keys []string) error) StepOption {
-	return func(s *step) { s.lock = &lock{keys: func(in any) []string { return keys(in.(In)) }, take: take} }
+	if keys == nil || take == nil {
+		panic("saga.Locks needs two functions")
+	}
+	l := &lock{
+		kind:  runtime.FuncForPC(reflect.ValueOf(take).Pointer()).Name(),
+		input: reflect.TypeFor[In](),
+		keys:  func(in any) []string { return keys(in.(In)) },
+		take:  take,
+	}
+	return func(s *step) { s.lock = l }
 }
 
 // OnCompleted runs in the transaction that completes the saga.
 func OnCompleted[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In) error) Part[In] {
-	return func(d *Definition) {
-		d.hooks.completed = func(ctx context.Context, tx *sqltx.Tx, in any) error { return hook(ctx, tx, in.(In)) }
-	}
+	return func(d *Definition) { setHook(d, &d.hooks.completed, "OnCompleted", hook) }
 }
 
 // OnCompensated runs in the transaction that ends a compensated saga; reason is the failure
 // that started it.
 func OnCompensated[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In, reason string) error) Part[In] {
-	return func(d *Definition) {
-		d.hooks.compensated = func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error {
-			return hook(ctx, tx, in.(In), reason)
-		}
-	}
+	return func(d *Definition) { setReasonHook(d, &d.hooks.compensated, "OnCompensated", hook) }
 }
 
-// OnManualAction runs in the transaction that stops a saga for an operator.
+// OnManualAction runs in the transaction that stops a saga for an operator. If it fails the
+// saga is stopped all the same, and the reason says so.
 func OnManualAction[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In, reason string) error) Part[In] {
-	return func(d *Definition) {
-		d.hooks.manualAction = func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error {
-			return hook(ctx, tx, in.(In), reason)
-		}
-	}
+	return func(d *Definition) { setReasonHook(d, &d.hooks.manualAction, "OnManualAction", hook) }
 }
 
 // OnResumed runs in the transaction in which a saga leaves MANUAL_ACTION.
 func OnResumed[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In) error) Part[In] {
-	return func(d *Definition) {
-		d.hooks.resumed = func(ctx context.Context, tx *sqltx.Tx, in any) error { return hook(ctx, tx, in.(In)) }
+	return func(d *Definition) { setHook(d, &d.hooks.resumed, "OnResumed", hook) }
+}
+
+func setHook[In any](d *Definition, slot *hook, name string, f func(context.Context, *sqltx.Tx, In) error) {
+	if f == nil || *slot != nil {
+		d.mistake("%s needs one function", name)
+	}
+	*slot = func(ctx context.Context, tx *sqltx.Tx, in any) error { return f(ctx, tx, in.(In)) }
+}
+
+func setReasonHook[In any](d *Definition, slot *reasonHook, name string, f func(context.Context, *sqltx.Tx, In, string) error) {
+	if f == nil || *slot != nil {
+		d.mistake("%s needs one function", name)
+	}
+	*slot = func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error {
+		return f(ctx, tx, in.(In), reason)
 	}
 }
 

@@ -16,7 +16,7 @@
 //	          └───┘  │
 //	StepCompensated, │ CompensationFailed, CommandParked (from RUNNING too)
 //	Compensation-    ▼
-//	Retried    MANUAL_ACTION ──CommandReturned──► where it was
+//	Retried    MANUAL_ACTION ──ActionReturned, CompensationReturned──► where it was
 //
 // The whole table is in state.go.
 package saga

@@ -3,6 +3,7 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -24,9 +25,39 @@ type instance struct {
 	payload       []byte
 	lastError     string
 
-	def   *Definition
+	def   *Definition // nil: not known yet, or not at all
 	input any
 	dirty bool
+}
+
+// step returns the step whose command is awaited. The definition must be known.
+func (in *instance) step() *step { return in.def.steps[in.current] }
+
+// stepName is for people.
+func (in *instance) stepName() string {
+	if in.def == nil || in.current >= len(in.def.steps) {
+		return fmt.Sprintf("number %d", in.current)
+	}
+	return in.step().name
+}
+
+// hook calls f if the definition has it.
+func (in *instance) hook(ctx context.Context, tx *sqltx.Tx, f hook) error {
+	if f == nil {
+		return nil
+	}
+	if err := f(ctx, tx, in.input); err != nil {
+		return fmt.Errorf("hook of saga %s: %w", in.id, err)
+	}
+	return nil
+}
+
+// withReason makes a hook of one that is told the reason.
+func (in *instance) withReason(f reasonHook) hook {
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, tx *sqltx.Tx, input any) error { return f(ctx, tx, input, in.lastError) }
 }
 
 // Served by the primary key, which is also the order of the locks.
@@ -82,16 +113,22 @@ func nullable(s string) []byte {
 	return []byte(s)
 }
 
-// text returns s fit for a utf8mb4 TEXT column, NULL if empty. TEXT holds 65,535 bytes.
-func text(s string) any {
+// nullText returns s for a TEXT column, NULL if empty.
+func nullText(s string) any {
 	if s == "" {
 		return nil
 	}
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) > 60_000 {
-		s = strings.ToValidUTF8(s[:60_000], "") + " …"
-	}
 	return s
+}
+
+// clip returns s as valid text of 4 KiB at most: what a person reads, and what the columns
+// and bodies that hooks write it to can hold.
+func clip(s string) string {
+	const most = 4 << 10
+	if len(s) > most {
+		s = s[:most] + " …"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // One statement for all instances of a batch. STRAIGHT_JOIN: the values come first, each
@@ -117,7 +154,7 @@ func updateInstances(ctx context.Context, tx *sqltx.Tx, instances []*instance) e
 	args := make([]any, 0, 7*len(instances))
 	for _, in := range instances {
 		args = append(args, []byte(in.id), string(in.status), string(in.direction), in.current, in.attempt,
-			nullable(in.commandID), text(in.lastError))
+			nullable(in.commandID), nullText(in.lastError))
 	}
 	values := firstValuesSQL + strings.Repeat(moreValuesSQL, len(instances)-1)
 	if _, err := tx.Exec(ctx, fmt.Sprintf(updateInstancesSQL, values), args...); err != nil {
@@ -149,7 +186,7 @@ func upsertSteps(ctx context.Context, tx *sqltx.Tx, rows []stepRow) error {
 	}
 	args := make([]any, 0, 7*len(rows))
 	for _, r := range rows {
-		args = append(args, []byte(r.sagaID), r.order, []byte(r.name), string(r.status), r.attempts, r.result, text(r.err))
+		args = append(args, []byte(r.sagaID), r.order, []byte(r.name), string(r.status), r.attempts, r.result, nullText(r.err))
 	}
 	if _, err := tx.Exec(ctx, fmt.Sprintf(upsertStepsSQL, sqltx.Tuples(len(rows), 7)), args...); err != nil {
 		return fmt.Errorf("write %d saga steps: %w", len(rows), err)
@@ -158,14 +195,14 @@ func upsertSteps(ctx context.Context, tx *sqltx.Tx, rows []stepRow) error {
 }
 
 const selectResultsSQL = `
-SELECT saga_id, step_order, result
+SELECT saga_id, name, result
   FROM saga_steps
  WHERE (saga_id, step_order) IN (%s)`
 
 // command makes the message that has step current run, in the instance's direction, and
 // makes the instance await it.
 func (in *instance) command(requestID string) message.Message {
-	s := in.def.steps[in.current]
+	s := in.step()
 	in.commandID = message.NewID()
 	if requestID == "" {
 		requestID = in.commandID
@@ -198,10 +235,17 @@ func (in *instance) manualActionEvent(now time.Time) message.Message {
 		Headers: message.Headers{message.HeaderSagaID: in.id, message.HeaderSagaType: in.typ},
 		Body: mustJSON(map[string]any{
 			"saga_id": in.id, "saga_type": in.typ, "correlation_id": strings.ToValidUTF8(in.correlationID, "\uFFFD"),
-			"step": in.def.steps[in.current].name, "direction": in.direction,
-			"reason": strings.ToValidUTF8(in.lastError, "\uFFFD"),
+			"step": in.stepName(), "direction": in.direction, "reason": in.lastError,
 		}),
 		Exchange: message.EventsExchange, RoutingKey: "saga.manual_action",
 		OrderingKey: in.id, AggregateType: "saga", AggregateID: in.id,
 	}
+}
+
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // maps of strings always marshal
+	}
+	return b
 }

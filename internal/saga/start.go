@@ -18,14 +18,23 @@ INSERT INTO saga_instances
         awaited_since, payload, trace_id)
 VALUES (?, ?, ?, ?, ?, ?, 0, 1, ?, NOW(6), ?, ?)`
 
-	selectByCorrelationSQL = `SELECT id FROM saga_instances WHERE type = ? AND correlation_id = ?`
+	// Locking, because the caller's snapshot may be older than the row. The INSERT that found
+	// the duplicate has this lock already.
+	selectByCorrelationSQL = `SELECT id FROM saga_instances WHERE type = ? AND correlation_id = ? LOCK IN SHARE MODE`
 )
 
 // Start begins a saga of definition d in the caller's transaction: instance and first command
 // commit with it. It is idempotent by type and correlation id: if there is one already its id
-// is returned, and started is false.
+// is returned, and started is false. correlationID is any bytes, 1 to 255, and input is what
+// the definition's steps take.
 func Start(ctx context.Context, tx *sqltx.Tx, d *Definition, correlationID string, input any) (id string, started bool, err error) {
+	if correlationID == "" || len(correlationID) > message.MaxIDBytes {
+		return "", false, fmt.Errorf("start saga %s: a correlation id of %d bytes", d.Type, len(correlationID))
+	}
 	payload, err := json.Marshal(input)
+	if err == nil {
+		_, err = d.decode(payload) // or its first command would be parked
+	}
 	if err != nil {
 		return "", false, fmt.Errorf("start saga %s: input: %w", d.Type, err)
 	}
