@@ -4,9 +4,18 @@ package outbox
 type line struct {
 	key     string
 	waiting []*row
-	busy    bool // one is in flight, or its park is being written
-	queued  bool // in ready, or in its destination's line
+	place   place
 }
+
+// place is where a line is.
+type place int
+
+const (
+	nowhere place = iota // on its way to one of the others
+	ready                // its first row can be published
+	held                 // its first row waits for its destination
+	busy                 // a row of it is in flight, or its park is being written
+)
 
 // enqueue puts a row into its key's line, unless it is known already or there is no room
 // for it; then later rows of its key are left out too, for this pass.
@@ -14,40 +23,54 @@ func (p *pump) enqueue(r *row) {
 	if _, ok := p.known[r.id]; ok || p.pass.skipped[r.key] {
 		return
 	}
-	ln := p.keys[r.key]
-	if ln == nil {
-		ln = &line{key: r.key}
-	}
-	h := p.dests[r.dest]
-	if h == nil {
-		h = &hold{dest: r.dest}
-	}
-	if len(ln.waiting) >= keyBound || h.held() && h.rows >= destinationBound {
+	ln, h := p.keys[r.key], p.dests[r.dest]
+	switch {
+	case ln != nil && (ln.place == held || len(ln.waiting) >= keyBound),
+		ln == nil && h != nil && h.held && len(h.lines) >= destinationBound:
 		p.pass.skipped[r.key] = true
 		return
 	}
-	p.keys[r.key], p.dests[r.dest] = ln, h
+	if ln == nil {
+		ln = &line{key: r.key}
+		p.keys[r.key] = ln
+	}
+	if h == nil {
+		h = &hold{dest: r.dest}
+		p.dests[r.dest] = h
+	}
 	p.known[r.id] = r
 	p.pass.found = true
 	ln.waiting = append(ln.waiting, r)
 	h.rows++
-	p.offer(ln)
+	if ln.place == nowhere {
+		p.offer(ln)
+	}
 }
 
-// offer puts a line where its first row can be published from.
+// offer puts a line where its first row can be published from. One without rows is dropped.
 func (p *pump) offer(ln *line) {
-	if ln.busy || ln.queued || len(ln.waiting) == 0 {
-		if !ln.busy && !ln.queued {
-			delete(p.keys, ln.key)
-		}
+	ln.place = nowhere
+	if len(ln.waiting) == 0 {
+		delete(p.keys, ln.key)
 		return
 	}
-	ln.queued = true
-	if h := p.dests[ln.waiting[0].dest]; h.held() && !p.overdue(h) {
-		h.lines = append(h.lines, ln)
+	if h := p.dests[ln.waiting[0].dest]; h.held && !p.due(h, ln.waiting[0]) {
+		h.waitFor(ln)
 		return
 	}
+	p.line(ln)
+}
+
+// line puts a line at the end of those that are ready.
+func (p *pump) line(ln *line) {
+	ln.place = ready
 	p.ready = append(p.ready, ln)
+}
+
+// again puts a row back to the head of its line.
+func (p *pump) again(ln *line, r *row) {
+	ln.waiting = append([]*row{r}, ln.waiting...)
+	p.offer(ln)
 }
 
 // abandon drops a line whose shard is another relay's by now.

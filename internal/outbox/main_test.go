@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -22,7 +23,11 @@ import (
 	"backstep/migrations"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.M{M: m}) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = flag.Set("test.parallel", "8") // they wait more than they compute; the flag exists
+	goleak.VerifyTestMain(testenv.M{M: m})
+}
 
 // patience is how long a test waits for what must happen.
 const patience = 30 * time.Second

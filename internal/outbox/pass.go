@@ -65,14 +65,12 @@ func (p *pump) read(ctx context.Context) {
 	})
 }
 
-// roomLeft is how many more rows may be known. What waits for a held destination is bounded
-// by itself and does not count.
+// roomLeft is how many more rows may be known. What waits for a held destination, and behind
+// that for its key's turn, is bounded by itself and does not count.
 func (p *pump) roomLeft() int {
 	n := 4*p.cfg.Window - len(p.known)
 	for _, h := range p.dests {
-		if h.held() {
-			n += h.rows
-		}
+		n += h.waiting
 	}
 	return n
 }
@@ -121,4 +119,5 @@ func (p *pump) endPass() {
 		wait = min(p.cfg.PollMax, max(p.cfg.PollMin, 2*p.pass.wait))
 	}
 	p.pass = pass{wait: wait, next: time.Now().Add(wait/2 + jitter(wait/2))}
+	p.forgetHolds()
 }

@@ -12,8 +12,8 @@ import (
 )
 
 func (p *pump) publish(ctx context.Context) {
-	p.probe()
-	if p.channel == nil || p.broken {
+	p.probeHolds()
+	if p.channel == nil || p.broken || !p.pub.Ready() {
 		return
 	}
 	window := p.cfg.Window
@@ -28,13 +28,12 @@ func (p *pump) publish(ctx context.Context) {
 			break
 		}
 		n++
-		ln.queued = false
 		r := ln.waiting[0]
 		if _, ours := owned[r.shard]; !ours {
 			p.abandon(ln)
 			continue
 		}
-		if h := p.dests[r.dest]; h.held() && h.probe != ln && !p.overdue(h) {
+		if h := p.dests[r.dest]; h.held && h.probe != ln && !p.due(h, r) {
 			p.offer(ln) // held since it was offered
 			continue
 		}
@@ -66,7 +65,7 @@ func (p *pump) suspectsFirst() {
 }
 
 func (p *pump) send(ctx context.Context, ln *line, r *row) {
-	ln.busy = true
+	ln.place = busy
 	ln.waiting = ln.waiting[1:]
 	p.nextTag++
 	r.sent, r.alone = time.Now(), p.solo > 0

@@ -145,7 +145,7 @@ func (p *pump) nap() time.Duration {
 		soonest(p.pass.next)
 	}
 	for _, h := range p.dests {
-		if h.held() && h.probe == nil && len(h.lines) > 0 {
+		if h.held && h.probe == nil && len(h.lines) > 0 {
 			soonest(h.until)
 		}
 	}

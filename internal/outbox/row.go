@@ -20,7 +20,8 @@ type row struct {
 	key        string
 	dest       destination
 	msg        message.Message
-	fault      string // why it can never be published: it does not decode
+	fault      string    // why it can never be published: it does not decode
+	created    time.Time // by our monotonic clock, as far as the database's tells
 	sent       time.Time
 	alone      bool // it was sent with nothing else in flight, to see whether it is to blame
 }
@@ -39,7 +40,8 @@ func (d destination) String() string {
 // filesort, no row of another shard or status is looked at.
 const selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
-        exchange, routing_key, mandatory, properties, headers, payload, created_at
+        exchange, routing_key, mandatory, properties, headers, payload, created_at,
+        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6))
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
@@ -76,10 +78,12 @@ func readPending(ctx context.Context, db *sql.DB, after map[int]uint64, limit in
 		r := &row{}
 		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
 		var created time.Time
+		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
 			return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
 		}
+		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
 		r.dest.exchange, r.dest.routingKey = string(exchange), string(routingKey)
 		r.decode(properties, headers)

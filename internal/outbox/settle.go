@@ -7,6 +7,7 @@ import (
 	"backstep/internal/message"
 )
 
+// settle takes what became of a publish.
 func (p *pump) settle(res message.Result) {
 	r, ok := p.inFlight[res.Tag]
 	if !ok {
@@ -14,6 +15,10 @@ func (p *pump) settle(res message.Result) {
 	}
 	delete(p.inFlight, res.Tag)
 	ln, h := p.keys[r.key], p.dests[r.dest]
+	probed := h.probe == ln
+	if probed {
+		h.probe = nil
+	}
 	if res.Kind == message.Aborted && r.alone {
 		// Twice the broker closed on us, and the second time only this row was in flight.
 		res.Kind = message.Refused
@@ -25,16 +30,22 @@ func (p *pump) settle(res message.Result) {
 	switch res.Kind {
 	case message.Confirmed:
 		crash.Point("relay.confirmed")
-		if h.held() {
-			h.since, h.probe, h.wait = time.Time{}, nil, 0
-			p.lift(h)
-		}
+		p.free(h)
 		p.uncount(r)
 		p.confirmed = append(p.confirmed, r)
-		ln.busy = false
 		p.offer(ln)
-	case message.Nacked, message.Returned:
-		p.refused(res, r, ln, h)
+	case message.Nacked:
+		p.refuse(h, res, probed)
+		p.again(ln, r)
+	case message.Returned:
+		p.refuse(h, res, probed)
+		if p.due(h, r) {
+			p.park(r, res.Reason)
+		} else {
+			p.charge(r, res.Reason, time.Until(h.until))
+			p.again(ln, r)
+		}
+		p.lift(h)
 	case message.Refused:
 		p.park(r, res.Reason)
 	case message.Lost, message.Aborted:
@@ -45,46 +56,15 @@ func (p *pump) settle(res message.Result) {
 			p.solo++
 			p.suspects = append(p.suspects, ln)
 		}
-		p.again(r, ln, h)
+		p.again(ln, r) // nothing was decided about it, and no attempt is spent
 	}
 }
 
-// refused holds the destination and puts the row back at the head of its line. A return is
-// charged to the row; a nack (a full queue) is not, and never parks anything.
-func (p *pump) refused(res message.Result, r *row, ln *line, h *hold) {
-	now := time.Now()
-	if !h.held() {
-		h.since = now
-		p.cfg.Log.Warn("destination held", "exchange", h.dest.exchange, "routing_key", h.dest.routingKey,
-			"result", res.Kind.String(), "reason", res.Reason)
+// charge counts a refusal of r.
+func (p *pump) charge(r *row, reason string, wait time.Duration) {
+	if epoch, ours := p.leases.owned()[r.shard]; ours {
+		p.refusals = append(p.refusals, refusal{row: r, epoch: epoch, reason: reason, wait: max(0, wait)})
 	}
-	if res.Kind == message.Returned && p.overdue(h) {
-		h.probe = nil
-		p.park(r, res.Reason)
-		return
-	}
-	h.wait = min(holdMax, max(holdMin, 2*h.wait))
-	wait := h.wait/2 + jitter(h.wait/2)
-	h.until, h.probe = now.Add(wait), nil
-	if res.Kind == message.Returned {
-		if epoch, ours := p.leases.owned()[r.shard]; ours {
-			p.refusals = append(p.refusals, refusal{row: r, epoch: epoch, reason: res.Reason, wait: wait})
-		}
-	}
-	ln.busy = false
-	ln.waiting = append([]*row{r}, ln.waiting...)
-	p.offer(ln)
-}
-
-// again publishes r once more: nothing was decided about it, and no attempt is spent.
-func (p *pump) again(r *row, ln *line, h *hold) {
-	if h.held() {
-		h.since = time.Now() // time in which the broker is away does not count (P5)
-		h.probe = nil
-	}
-	ln.busy = false
-	ln.waiting = append([]*row{r}, ln.waiting...)
-	p.offer(ln)
 }
 
 // park writes r off with a reason. Its key goes on only when that is committed.
@@ -93,9 +73,7 @@ func (p *pump) park(r *row, reason string) {
 	if !ours {
 		p.uncount(r)
 		delete(p.known, r.id)
-		ln := p.keys[r.key]
-		ln.busy = false
-		p.abandon(ln)
+		p.abandon(p.keys[r.key])
 		return
 	}
 	p.refusals = append(p.refusals, refusal{row: r, epoch: epoch, reason: reason, park: true})

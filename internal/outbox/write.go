@@ -60,11 +60,9 @@ func (p *pump) finishWrite(done writeDone) {
 		if !f.park {
 			continue
 		}
-		ln := p.keys[f.row.key]
 		p.uncount(f.row)
 		p.retire(f.row.id)
-		ln.busy = false
-		p.offer(ln)
+		p.offer(p.keys[f.row.key])
 	}
 	if done.err == nil {
 		return
