@@ -247,7 +247,7 @@ func TestFailedStepIsRecorded(t *testing.T) {
 	db := database(t)
 	engine := handlers.NewEngine(slog.New(slog.DiscardHandler))
 	_, m := order(t, db)
-	exec(t, db, `ALTER TABLE inventory RENAME COLUMN available TO gone`) // a technical error
+	exec(t, db, `CREATE TRIGGER refuse BEFORE UPDATE ON inventory FOR EACH ROW SIGNAL SQLSTATE '45000'`)
 	b := newBroker(handlers.InventoryQueue, m, m)
 	l := run(t, db, b, Config{Queue: handlers.InventoryQueue, Handler: engine, Parked: engine.CommandParked})
 	eventually(t, "both are acked", b.settled(2))
@@ -258,7 +258,7 @@ func TestFailedStepIsRecorded(t *testing.T) {
 	if r.MessageID == m.MessageID || r.RequestID() != m.MessageID || r.Attempt() != 2 || r.due > time.Second {
 		t.Errorf("next attempt: %+v", r)
 	}
-	exec(t, db, `ALTER TABLE inventory RENAME COLUMN gone TO available`)
+	exec(t, db, `DROP TRIGGER refuse`)
 	b.put(r.Message, r.Message, m)
 	eventually(t, "all are acked", b.settled(5))
 	equal(t, "reserved", number(t, db, `SELECT SUM(reserved) FROM inventory`), 5)
