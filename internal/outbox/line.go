@@ -73,8 +73,12 @@ func (p *pump) again(ln *line, r *row) {
 	p.offer(ln)
 }
 
-// abandon drops a line whose shard is another relay's by now.
+// abandon drops a line whose shard has changed hands since it was read. If it is ours, its
+// rows are read anew, but not by this pass: that is past some of them.
 func (p *pump) abandon(ln *line) {
+	if len(ln.waiting) > 0 && p.pass.skipped != nil {
+		p.pass.skipped[ln.key] = true
+	}
 	for _, r := range ln.waiting {
 		if h := p.dests[r.dest]; h.probe == ln {
 			h.probe = nil

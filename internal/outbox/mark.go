@@ -64,7 +64,6 @@ UPDATE outbox_events e
 // refusal is a row the broker did not take, and what to write about it.
 type refusal struct {
 	row    *row
-	epoch  uint64
 	reason string
 	wait   time.Duration // until the next attempt
 	park   bool
@@ -76,7 +75,7 @@ var errNotOurs = errors.New("outbox: row or lease changed")
 func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
 	reason := words(f.reason)
 	if !f.park {
-		_, err := r.db.ExecContext(ctx, refuseSQL, []byte(r.cfg.ID), f.epoch, reason,
+		_, err := r.db.ExecContext(ctx, refuseSQL, []byte(r.cfg.ID), f.row.epoch, reason,
 			f.wait.Microseconds(), f.row.id, f.row.generation)
 		if err != nil {
 			return fmt.Errorf("record refusal of outbox row %d: %w", f.row.id, err)
@@ -84,7 +83,7 @@ func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
 		return nil
 	}
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
-		res, err := tx.Exec(ctx, parkSQL, []byte(r.cfg.ID), f.epoch, reason, f.row.id, f.row.generation)
+		res, err := tx.Exec(ctx, parkSQL, []byte(r.cfg.ID), f.row.epoch, reason, f.row.id, f.row.generation)
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"backstep/internal/crash"
@@ -9,8 +10,13 @@ import (
 
 // pass is one walk over the pending rows, by id from 0. No mark outlives it: a row that
 // commits late under a low id is found by the next one.
+//
+// Each read of a pass sees what was committed meanwhile. So only the first may go beyond the
+// ids there were when it began: a later one would find a row whose predecessor, by key, has
+// committed behind its back under an id the pass is past.
 type pass struct {
 	after   map[int]uint64  // shard → last id read; a shard leaves when it has no more
+	last    uint64          // no row beyond it
 	skipped map[string]bool // keys of which a row was left out; later ones must not overtake it
 	found   bool            // it brought something new
 	next    time.Time
@@ -18,11 +24,11 @@ type pass struct {
 }
 
 type readDone struct {
-	rows  []*row
-	bytes int
-	after map[int]uint64
-	limit int
-	err   error
+	page
+	rows    []*row
+	highest uint64
+	epochs  map[int]uint64 // of the leases when the read began
+	err     error
 }
 
 const maxPageBytes = 16 << 20
@@ -45,7 +51,7 @@ func (p *pump) read(ctx context.Context) {
 		for s := range owned {
 			p.pass.after[s] = 0
 		}
-		p.pass.skipped, p.pass.found = map[string]bool{}, false
+		p.pass.last, p.pass.skipped, p.pass.found = math.MaxUint64, map[string]bool{}, false
 	}
 	after := make(map[int]uint64, len(p.pass.after))
 	for s, id := range p.pass.after {
@@ -57,11 +63,11 @@ func (p *pump) read(ctx context.Context) {
 		p.endPass()
 		return
 	}
-	limit := max(1, p.pages/len(after))
+	pg := page{after: after, last: p.pass.last, limit: max(1, p.pages/len(after))}
 	p.reading = true
 	p.wg.Go(func() {
-		rows, bytes, err := readPending(ctx, p.db, after, limit)
-		p.reads <- readDone{rows: rows, bytes: bytes, after: after, limit: limit, err: err}
+		rows, highest, err := pg.read(ctx, p.db)
+		p.reads <- readDone{page: pg, rows: rows, highest: highest, epochs: owned, err: err}
 	})
 }
 
@@ -83,29 +89,28 @@ func (p *pump) admit(done readDone) {
 		p.forgetRetired()
 		return
 	}
-	if done.bytes > maxPageBytes {
-		p.pages = max(16, p.pages/4)
-	} else if p.pages < p.cfg.Page {
-		p.pages *= 2
-	}
 	if len(done.rows) > 0 {
 		crash.Point("relay.read")
 	}
-	got := map[int]int{}
+	got, bytes := map[int]int{}, 0
 	for _, r := range done.rows {
 		got[r.shard]++
+		bytes += r.size
+		r.epoch = done.epochs[r.shard]
 		p.pass.after[r.shard] = r.id
 		p.enqueue(r)
 	}
-	for s := range done.after {
+	for s := range p.pass.after {
+		// Either there are no more, or the shard was not ours to be read.
 		if got[s] < done.limit {
-			delete(p.pass.after, s) // this shard has no more
+			delete(p.pass.after, s)
 		}
 	}
-	for s := range p.pass.after {
-		if _, read := done.after[s]; !read {
-			delete(p.pass.after, s) // no longer ours
-		}
+	p.pass.last = min(p.pass.last, done.highest)
+	if bytes > maxPageBytes {
+		p.pages = max(16, p.pages/4)
+	} else {
+		p.pages = min(p.cfg.Page, 2*p.pages)
 	}
 	p.forgetRetired()
 	if len(p.pass.after) == 0 {

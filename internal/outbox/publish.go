@@ -29,7 +29,7 @@ func (p *pump) publish(ctx context.Context) {
 		}
 		n++
 		r := ln.waiting[0]
-		if _, ours := owned[r.shard]; !ours {
+		if owned[r.shard] != r.epoch { // 0 is no lease's
 			p.abandon(ln)
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,10 +17,12 @@ type row struct {
 	id         uint64
 	generation uint32
 	shard      int
+	epoch      uint64 // of the lease under which it was read; under another it is read anew
 	attempts   int
 	key        string
 	dest       destination
 	msg        message.Message
+	size       int       // bytes
 	fault      string    // why it can never be published: it does not decode
 	created    time.Time // by our monotonic clock, as far as the database's tells
 	sent       time.Time
@@ -37,38 +40,40 @@ func (d destination) String() string {
 }
 
 // One shard's part of a read. Served by ix_outbox_relay (shard, status, id) alone: no
-// filesort, no row of another shard or status is looked at.
+// filesort, no row of another shard or status is looked at. MAX(id) is one look at the end of
+// the primary key, on the same snapshot.
 const selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
         exchange, routing_key, mandatory, properties, headers, payload, created_at,
-        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6))
+        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6)), (SELECT MAX(id) FROM outbox_events)
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
     AND id > ?
+    AND id <= ?
   ORDER BY id
   LIMIT ?)`
 
-// readQuery returns one UNION ALL over the shards of after; shard IN (…) ORDER BY id would
-// sort. Each shard gives at most limit rows.
-func readQuery(after map[int]uint64, limit int) (query string, args []any) {
-	shards := make([]int, 0, len(after))
-	for s := range after {
-		shards = append(shards, s)
-	}
-	slices.Sort(shards)
-	parts := make([]string, 0, len(shards))
-	for _, s := range shards {
+// page is one read: of each shard the rows behind an id, up to the id last.
+type page struct {
+	after map[int]uint64
+	last  uint64
+	limit int // for each shard
+}
+
+// query returns one UNION ALL over the shards; shard IN (…) ORDER BY id would sort.
+func (pg page) query() (query string, args []any) {
+	parts := make([]string, 0, len(pg.after))
+	for _, s := range slices.Sorted(maps.Keys(pg.after)) {
 		parts = append(parts, selectPendingSQL)
-		args = append(args, s, after[s], limit)
+		args = append(args, s, pg.after[s], pg.last, pg.limit)
 	}
 	return strings.Join(parts, "\nUNION ALL"), args
 }
 
-// readPending returns the pending rows of the shards of after that follow the given ids, at
-// most limit of each shard, and how many bytes they hold.
-func readPending(ctx context.Context, db *sql.DB, after map[int]uint64, limit int) (rows []*row, bytes int, err error) {
-	query, args := readQuery(after, limit)
+// read returns the page's rows and the highest id there was.
+func (pg page) read(ctx context.Context, db *sql.DB) (rows []*row, highest uint64, err error) {
+	query, args := pg.query()
 	rs, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
@@ -80,7 +85,7 @@ func readPending(ctx context.Context, db *sql.DB, after map[int]uint64, limit in
 		var created time.Time
 		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age, &highest); err != nil {
 			return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
 		}
 		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
@@ -94,13 +99,13 @@ func readPending(ctx context.Context, db *sql.DB, after map[int]uint64, limit in
 		if r.msg.Timestamp.IsZero() {
 			r.msg.Timestamp = created // the same in every copy
 		}
+		r.size = len(r.msg.Body) + len(headers) + len(properties)
 		rows = append(rows, r)
-		bytes += len(r.msg.Body) + len(headers) + len(properties)
 	}
 	if err := rs.Err(); err != nil {
 		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
 	}
-	return rows, bytes, nil
+	return rows, highest, nil
 }
 
 // decode fills in properties and headers. A foreign writer may have stored anything: that

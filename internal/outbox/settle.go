@@ -62,19 +62,10 @@ func (p *pump) settle(res message.Result) {
 
 // charge counts a refusal of r.
 func (p *pump) charge(r *row, reason string, wait time.Duration) {
-	if epoch, ours := p.leases.owned()[r.shard]; ours {
-		p.refusals = append(p.refusals, refusal{row: r, epoch: epoch, reason: reason, wait: max(0, wait)})
-	}
+	p.refusals = append(p.refusals, refusal{row: r, reason: reason, wait: max(0, wait)})
 }
 
 // park writes r off with a reason. Its key goes on only when that is committed.
 func (p *pump) park(r *row, reason string) {
-	epoch, ours := p.leases.owned()[r.shard]
-	if !ours {
-		p.uncount(r)
-		delete(p.known, r.id)
-		p.abandon(p.keys[r.key])
-		return
-	}
-	p.refusals = append(p.refusals, refusal{row: r, epoch: epoch, reason: reason, park: true})
+	p.refusals = append(p.refusals, refusal{row: r, reason: reason, park: true})
 }

@@ -11,6 +11,7 @@ import (
 type writeDone struct {
 	marked, unmarked   []*row
 	refused, unrefused []refusal
+	lost               []refusal // not ours to decide any more
 	err                error
 }
 
@@ -32,8 +33,10 @@ func (p *pump) writeAll(ctx context.Context, rows []*row, refusals []refusal) wr
 	for _, f := range refusals {
 		err := p.writeRefusal(ctx, f)
 		switch {
-		case err == nil, errors.Is(err, errNotOurs):
+		case err == nil:
 			done.refused = append(done.refused, f)
+		case errors.Is(err, errNotOurs):
+			done.lost = append(done.lost, f)
 		default:
 			done.err = err
 			done.unrefused = append(done.unrefused, f)
@@ -63,6 +66,11 @@ func (p *pump) finishWrite(done writeDone) {
 		p.uncount(f.row)
 		p.retire(f.row.id)
 		p.offer(p.keys[f.row.key])
+	}
+	for _, f := range done.lost {
+		ln := p.keys[f.row.key]
+		ln.waiting = append([]*row{f.row}, ln.waiting...)
+		p.abandon(ln)
 	}
 	if done.err == nil {
 		return

@@ -1,0 +1,34 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+)
+
+// What follows lets the tests take a relay's steps one by one.
+
+// ReadQuery is the relay's read.
+func ReadQuery(after map[int]uint64, last uint64, limit int) (string, []any) {
+	return page{after, last, limit}.query()
+}
+
+// FairShare is how many shards a relay should hold.
+var FairShare = fairShare
+
+// Leases are a relay's.
+type Leases struct{ *leases }
+
+// NewLeases returns leases that hold nothing.
+func NewLeases(db *sql.DB, cfg Config) Leases { return Leases{newLeases(db, cfg.withDefaults())} }
+
+// Renew is one heartbeat.
+func (l Leases) Renew(ctx context.Context) error { return l.renew(ctx) }
+
+// Owned returns the shards held and their epochs.
+func (l Leases) Owned() map[int]uint64 { return l.owned() }
+
+// Release hands a shard over.
+func (l Leases) Release(ctx context.Context, shard int) error { return l.release(ctx, shard) }
+
+// Leave releases everything.
+func (l Leases) Leave(ctx context.Context) error { return l.leave(ctx) }
