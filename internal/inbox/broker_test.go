@@ -18,6 +18,7 @@ type broker struct {
 	mu        sync.Mutex // guards below
 	ready     []message.Delivery
 	sub       *subscription
+	refuse    int            // how many subscriptions
 	prefetch  []int          // as asked for, in order
 	delivered map[string]int // by message id
 	acked     []string       // message ids, in order
@@ -81,6 +82,10 @@ func (b *broker) Subscribe(_ context.Context, queue string, prefetch int) (Subsc
 	defer b.mu.Unlock()
 	if queue != b.queue {
 		return nil, fmt.Errorf("no queue %q", queue)
+	}
+	if b.refuse > 0 {
+		b.refuse--
+		return nil, errors.New("refused")
 	}
 	if b.sub != nil {
 		return nil, errors.New("one consumer at a time")

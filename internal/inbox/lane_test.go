@@ -232,6 +232,35 @@ func TestCrashLoopHurtsOneDelivery(t *testing.T) {
 	})
 }
 
+// A lane subscribes again until it can.
+func TestSubscribeAgain(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	b := newBroker("q")
+	b.refuse = 2
+	l := run(t, db, b, Config{Queue: "q", Handler: &effects{}})
+	for i := range 3 {
+		b.put(msg(message.NewID()))
+		eventually(t, "it is acked", b.settled(i+1))
+		b.drop()
+	}
+	eventually(t, "it says so", func() bool { return l.logged("consumer ended; subscribing again") >= 5 })
+}
+
+func TestStale(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	b := newBroker("q", msg("m"), msg("m"))
+	h := &effects{OutcomeFunc: func(context.Context, *sqltx.Tx, *message.Message) message.Outcome {
+		return message.Outcome{Kind: message.Stale, Reason: "past it"}
+	}}
+	l := run(t, db, b, Config{Queue: "q", Handler: h})
+	eventually(t, "both are acked", b.settled(2))
+	if s := l.stats.Snapshot(); s.Stale != 1 || s.Duplicates != 1 || !recorded(t, db, "q", "m") {
+		t.Errorf("stats %+v, recorded %t", s, recorded(t, db, "q", "m"))
+	}
+}
+
 func TestSessionGone(t *testing.T) {
 	t.Parallel()
 	db := database(t)

@@ -528,6 +528,22 @@ func TestUnknownTypeIsParked(t *testing.T) {
 	equal(t, "outcome", out[0].Kind, message.Parked)
 }
 
+// In a transaction that has ended no other handler is called.
+func TestMuxStopsWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	fails, other := &effects{BatchFunc: func(_ context.Context, tx *sqltx.Tx, _ []string) { tx.Fail(errors.New("gone")) }}, &effects{}
+	m1, m2 := msg("1"), msg("2")
+	m2.Type = "other"
+	err := sqltx.Once(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
+		(&Mux{Types: map[string]Handler{"test": fails, "other": other}}).HandleBatch(ctx, tx, []message.Message{m1, m2})
+		return nil
+	})
+	if err == nil || len(other.calls()) > 0 {
+		t.Errorf("error %v, the other handler was called %d times", err, len(other.calls()))
+	}
+}
+
 // A panic harms no neighbour: they are processed once, and for the culprit a failed attempt
 // is counted.
 func TestPanic(t *testing.T) {
