@@ -23,11 +23,10 @@ func (p *pump) connect(ctx context.Context) {
 				}
 				return
 			}
-			select {
-			case <-ctx.Done():
+			if ctx.Err() != nil {
 				return
-			case <-time.After(jitter(min(holdMax, holdMin<<min(try, 6)))):
 			}
+			pause(ctx, jitter(min(holdMax, holdMin<<min(try, 6))))
 		}
 	})
 }

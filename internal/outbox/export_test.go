@@ -27,8 +27,16 @@ func (l Leases) Renew(ctx context.Context) error { return l.renew(ctx) }
 // Owned returns the shards held and their epochs.
 func (l Leases) Owned() map[int]uint64 { return l.owned() }
 
-// Release hands a shard over.
-func (l Leases) Release(ctx context.Context, shard int) error { return l.release(ctx, shard) }
+// Release hands a shard over as if it were surplus.
+func (l Leases) Release(ctx context.Context, shard int) error {
+	l.mu.Lock()
+	l.giveUp[shard] = true
+	l.mu.Unlock()
+	return l.release(ctx, shard)
+}
 
 // Leave releases everything.
 func (l Leases) Leave(ctx context.Context) error { return l.leave(ctx) }
+
+// Surplus returns the shards that wait to be released.
+func (l Leases) Surplus() []int { return l.surplus() }

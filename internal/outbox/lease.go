@@ -6,13 +6,9 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"time"
-
-	"backstep/internal/message"
 )
 
 // A lease says which relay publishes a shard. Nobody's clock decides about it: the owner
@@ -26,15 +22,6 @@ type lease struct {
 	until time.Time // monotonic: trusted before
 }
 
-// sighting is what this relay last saw of a counter, and since when it has not moved.
-type sighting struct {
-	owner  string
-	epoch  uint64
-	count  uint64
-	moved  time.Time
-	absent bool
-}
-
 // leases keeps this relay's share of the shards.
 type leases struct {
 	db  *sql.DB
@@ -45,14 +32,16 @@ type leases struct {
 	giveUp  map[int]bool // surplus: no new work of it; released when nothing is in flight
 	changed chan struct{}
 
-	shards  map[int]sighting // used by renew alone
-	members map[string]sighting
+	// turn is held by one renewal or release at a time: what a renewal has read before a
+	// release would bring the lease back after it.
+	turn chan struct{}
+	seen sightings // used in turn
 }
 
 func newLeases(db *sql.DB, cfg Config) *leases {
 	return &leases{
 		db: db, cfg: cfg, held: map[int]lease{}, giveUp: map[int]bool{}, changed: make(chan struct{}, 1),
-		shards: map[int]sighting{}, members: map[string]sighting{},
+		turn: make(chan struct{}, 1),
 	}
 }
 
@@ -118,25 +107,18 @@ UPDATE outbox_shards
    SET renewals = renewals + 1, leased_until = NOW(6) + INTERVAL ? MICROSECOND
  WHERE owner = ?`
 
-	selectShardsSQL  = `SELECT shard, owner, epoch, renewals FROM outbox_shards ORDER BY shard`
-	selectMembersSQL = `SELECT relay_id, heartbeats FROM relay_members`
-
-	takeShardSQL = `
-UPDATE outbox_shards
-   SET owner = ?, epoch = epoch + 1, renewals = renewals + 1, leased_until = NOW(6) + INTERVAL ? MICROSECOND
- WHERE shard = ?
-   AND epoch = ?
-   AND renewals = ?
-   AND owner <=> ?`
-
 	releaseShardSQL = `
 UPDATE outbox_shards
    SET owner = NULL, leased_until = NULL, renewals = renewals + 1
  WHERE shard = ?
    AND owner = ?`
 
-	buryMemberSQL = `DELETE FROM relay_members WHERE relay_id = ? AND heartbeats = ?`
-	leaveSQL      = `DELETE FROM relay_members WHERE relay_id = ?`
+	releaseAllSQL = `
+UPDATE outbox_shards
+   SET owner = NULL, leased_until = NULL, renewals = renewals + 1
+ WHERE owner = ?`
+
+	leaveSQL = `DELETE FROM relay_members WHERE relay_id = ?`
 )
 
 // renew is one heartbeat. Each statement is a transaction of its own, so that a relay which
@@ -144,6 +126,11 @@ UPDATE outbox_shards
 func (l *leases) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.LeaseTTL)
 	defer cancel()
+	done, err := l.take(ctx)
+	if err != nil {
+		return fmt.Errorf("renew shard leases: %w", err)
+	}
+	defer done()
 	if _, err := l.db.ExecContext(ctx, heartbeatSQL, []byte(l.cfg.ID), []byte(l.cfg.Host)); err != nil {
 		return fmt.Errorf("relay heartbeat: %w", err)
 	}
@@ -151,80 +138,35 @@ func (l *leases) renew(ctx context.Context) error {
 	if _, err := l.db.ExecContext(ctx, renewSQL, l.cfg.LeaseTTL.Microseconds(), []byte(l.cfg.ID)); err != nil {
 		return fmt.Errorf("renew shard leases: %w", err)
 	}
-	if err := l.look(ctx); err != nil {
+	if err := l.seen.look(ctx, l.db, l.cfg.LeaseTTL); err != nil {
 		return err
 	}
-	until := start.Add(l.cfg.LeaseTTL - l.margin())
-	l.confirm(until)
+	l.confirm(start)
 	return l.balance(ctx, start)
 }
 
-// look reads who holds what and remembers when it last moved.
-func (l *leases) look(ctx context.Context) error {
-	now := time.Now()
-	err := scan(ctx, l.db, selectShardsSQL, func(rows *sql.Rows) error {
-		var shard int
-		var owner []byte
-		var s sighting
-		if err := rows.Scan(&shard, &owner, &s.epoch, &s.count); err != nil {
-			return err
-		}
-		s.owner, s.absent, s.moved = string(owner), owner == nil, now
-		if last, ok := l.shards[shard]; ok && last.owner == s.owner && last.epoch == s.epoch && last.count == s.count {
-			s.moved = last.moved
-		}
-		l.shards[shard] = s
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read outbox shards: %w", err)
+// take waits for our turn; done ends it.
+func (l *leases) take(ctx context.Context) (done func(), err error) {
+	select {
+	case l.turn <- struct{}{}:
+		return func() { <-l.turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	seen := map[string]sighting{}
-	err = scan(ctx, l.db, selectMembersSQL, func(rows *sql.Rows) error {
-		var id []byte
-		var s sighting
-		if err := rows.Scan(&id, &s.count); err != nil {
-			return err
-		}
-		s.owner, s.moved = string(id), now
-		if last, ok := l.members[s.owner]; ok && last.count == s.count {
-			s.moved = last.moved
-		}
-		seen[s.owner] = s
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read relay members: %w", err)
-	}
-	l.members = seen
-	return nil
 }
 
-func scan(ctx context.Context, db *sql.DB, query string, each func(*sql.Rows) error) error {
-	rows, err := db.QueryContext(ctx, query)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
-}
-
-// confirm makes held what the table says is ours.
-func (l *leases) confirm(until time.Time) {
+// confirm makes held what the table says is ours. It was renewed after start.
+func (l *leases) confirm(start time.Time) {
+	until := start.Add(l.cfg.LeaseTTL - l.margin())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	held := make(map[int]lease, len(l.held))
-	for shard, s := range l.shards {
-		if s.absent || s.owner != l.cfg.ID {
+	for shard, s := range l.seen.shards {
+		if s.owner == nil || *s.owner != l.cfg.ID {
 			continue
 		}
 		held[shard] = lease{epoch: s.epoch, until: until}
-		if _, had := l.held[shard]; !had {
+		if l.held[shard].epoch != s.epoch {
 			l.notify()
 		}
 	}
@@ -244,120 +186,43 @@ func (l *leases) notify() {
 	}
 }
 
-// balance takes free and abandoned shards up to our fair share, and offers what is over it.
-func (l *leases) balance(ctx context.Context, start time.Time) error {
-	var live []string
-	for id, m := range l.members {
-		if id != l.cfg.ID && time.Since(m.moved) > 2*l.cfg.LeaseTTL {
-			// Only tidiness: a member that comes back inserts itself again.
-			if _, err := l.db.ExecContext(ctx, buryMemberSQL, []byte(id), m.count); err != nil {
-				return fmt.Errorf("remove dead relay %s: %w", id, err)
-			}
-		}
-		if time.Since(m.moved) <= l.cfg.LeaseTTL {
-			live = append(live, id)
-		}
-	}
-	share := fairShare(live, l.cfg.ID)
-
-	l.mu.Lock()
-	have := len(l.held) - len(l.giveUp)
-	for shard := range l.held {
-		if have > share && !l.giveUp[shard] {
-			l.giveUp[shard] = true
-			have--
-			l.notify()
-		}
-		if have < share && l.giveUp[shard] {
-			delete(l.giveUp, shard)
-			have++
-		}
-	}
-	l.mu.Unlock()
-
-	for shard := 0; shard < message.Shards && have < share; shard++ {
-		s := l.shards[shard]
-		free := s.absent || s.owner != l.cfg.ID && time.Since(s.moved) > l.cfg.LeaseTTL
-		if !free {
-			continue
-		}
-		took, err := l.take(ctx, shard, s, start)
-		if err != nil {
-			return err
-		}
-		if took {
-			have++
-		}
-	}
-	return nil
-}
-
-func (l *leases) take(ctx context.Context, shard int, s sighting, start time.Time) (bool, error) {
-	var owner []byte
-	if !s.absent {
-		owner = []byte(s.owner)
-	}
-	res, err := l.db.ExecContext(ctx, takeShardSQL,
-		[]byte(l.cfg.ID), l.cfg.LeaseTTL.Microseconds(), shard, s.epoch, s.count, owner)
-	if err != nil {
-		return false, fmt.Errorf("take shard %d: %w", shard, err)
-	}
-	if n, err := res.RowsAffected(); err != nil || n == 0 {
-		return false, err // somebody else was faster, or its owner lives
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.held[shard] = lease{epoch: s.epoch + 1, until: start.Add(l.cfg.LeaseTTL - l.margin())}
-	l.notify()
-	if !s.absent {
-		l.cfg.Log.Info("relay took over a shard", slog.Int("shard", shard), slog.String("from", s.owner))
-	}
-	return true, nil
-}
-
-// release hands a shard over at once.
+// release hands a shard over at once, if it is surplus still. After an error it is.
 func (l *leases) release(ctx context.Context, shard int) error {
+	done, err := l.take(ctx)
+	if err != nil {
+		return fmt.Errorf("release shard %d: %w", shard, err)
+	}
+	defer done()
 	l.mu.Lock()
-	delete(l.held, shard)
-	delete(l.giveUp, shard)
+	surplus := l.giveUp[shard]
 	l.mu.Unlock()
+	if !surplus {
+		return nil
+	}
 	if _, err := l.db.ExecContext(ctx, releaseShardSQL, shard, []byte(l.cfg.ID)); err != nil {
 		return fmt.Errorf("release shard %d: %w", shard, err)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, shard)
+	delete(l.giveUp, shard)
 	return nil
 }
 
-// leave releases everything, in order and at once, when nothing is in flight any more.
+// leave releases everything at once, when nothing is in flight and nothing is renewed any
+// more. It goes by the table: a shard may have been taken without our knowing.
 func (l *leases) leave(ctx context.Context) error {
-	for shard := range message.Shards {
-		l.mu.Lock()
-		_, ours := l.held[shard]
-		l.mu.Unlock()
-		if !ours {
-			continue
-		}
-		if err := l.release(ctx, shard); err != nil {
-			return err
-		}
+	l.mu.Lock()
+	clear(l.held)
+	clear(l.giveUp)
+	l.mu.Unlock()
+	if _, err := l.db.ExecContext(ctx, releaseAllSQL, []byte(l.cfg.ID)); err != nil {
+		return fmt.Errorf("release all shards: %w", err)
 	}
 	if _, err := l.db.ExecContext(ctx, leaveSQL, []byte(l.cfg.ID)); err != nil {
 		return fmt.Errorf("leave relay members: %w", err)
 	}
 	return nil
-}
-
-// fairShare returns how many shards relay id should hold among the live ones: all get the
-// same, the first by name get one more until the shards are used up.
-func fairShare(live []string, id string) int {
-	if !slices.Contains(live, id) {
-		live = append(live, id)
-	}
-	slices.Sort(live)
-	share := message.Shards / len(live)
-	if slices.Index(live, id) < message.Shards%len(live) {
-		share++
-	}
-	return share
 }
 
 func hostname() string {

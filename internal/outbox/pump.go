@@ -40,6 +40,7 @@ type pump struct {
 	pages   int // rows of one read; shrinks when rows are large
 
 	confirmed []*row
+	marking   []*row // confirmed, and being marked
 	refusals  []refusal
 	writing   bool
 	written   chan writeDone
@@ -155,29 +156,45 @@ func (p *pump) nap() time.Duration {
 	return wait
 }
 
-// handOver releases surplus shards of which nothing is in flight.
+// handOver releases surplus shards of which nothing is in flight or unmarked: their next
+// owner would publish it again.
 func (p *pump) handOver(ctx context.Context) {
 	surplus := p.leases.surplus()
 	if len(surplus) == 0 {
 		return
 	}
-	busy := map[int]bool{}
+	open := map[int]bool{}
 	for _, r := range p.inFlight {
-		busy[r.shard] = true
+		open[r.shard] = true
+	}
+	for _, r := range p.confirmed {
+		open[r.shard] = true
+	}
+	for _, r := range p.marking {
+		open[r.shard] = true
 	}
 	for _, shard := range surplus {
-		if busy[shard] || p.releasing[shard] {
+		if open[shard] || p.releasing[shard] {
 			continue
 		}
 		p.releasing[shard] = true
 		p.wg.Go(func() {
-			err := p.leases.release(ctx, shard)
-			if err != nil {
-				// It runs out by itself: we no longer renew what we do not hold.
-				p.cfg.Log.Warn("surplus shard not released", "error", err)
+			if err := p.leases.release(ctx, shard); err != nil {
+				p.cfg.Log.Warn("surplus shard not released; trying again", "shard", shard, "error", err)
+				pause(ctx, p.cfg.PollMax)
 			}
 			p.released <- shard
 		})
+	}
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
 	}
 }
 

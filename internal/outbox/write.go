@@ -22,7 +22,7 @@ func (p *pump) write(ctx context.Context) {
 		return
 	}
 	rows, refusals := p.confirmed, p.refusals
-	p.confirmed, p.refusals = nil, nil
+	p.confirmed, p.marking, p.refusals = nil, rows, nil
 	p.writing = true
 	p.wg.Go(func() { p.written <- p.writeAll(ctx, rows, refusals) })
 }
@@ -54,7 +54,7 @@ func (p *pump) writeAll(ctx context.Context, rows []*row, refusals []refusal) wr
 }
 
 func (p *pump) finishWrite(done writeDone) {
-	p.writing = false
+	p.writing, p.marking = false, nil
 	for _, r := range done.marked {
 		crash.Point("relay.marked")
 		p.retire(r.id)

@@ -1,0 +1,283 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+
+	"backstep/internal/message"
+	"backstep/internal/outbox"
+)
+
+func TestFairShare(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		live []string
+		id   string
+		want int
+	}{
+		{nil, "a", 16},
+		{[]string{"a"}, "a", 16},
+		{[]string{"b"}, "a", 8},
+		{[]string{"b", "a"}, "b", 8},
+		{[]string{"a", "b", "c"}, "a", 6},
+		{[]string{"c", "b", "a"}, "b", 5},
+		{[]string{"a", "b", "c"}, "c", 5},
+		{names("r", 16), "r7", 1},
+		{names("r", 20), "r0", 1},
+		{names("r", 20), "r9", 0},
+	}
+	for _, tt := range tests {
+		if got := outbox.FairShare(tt.live, tt.id); got != tt.want {
+			t.Errorf("fairShare(%v, %s) = %d, want %d", tt.live, tt.id, got, tt.want)
+		}
+	}
+	for n := 1; n < 40; n++ {
+		sum := 0
+		for _, id := range names("r", n) {
+			sum += outbox.FairShare(names("r", n), id)
+		}
+		if sum != message.Shards {
+			t.Errorf("%d relays share %d shards", n, sum)
+		}
+	}
+}
+
+// B02, B24: a relay that joins gets its share, never a shard that another still publishes,
+// and a row is not published again because its shard changed hands in an orderly way.
+func TestRelaysShare(t *testing.T) {
+	t.Parallel()
+	db, f := database(t), &fake{}
+	one := start(t, db, f, outbox.Config{LeaseTTL: time.Second})
+	eventually(t, "the first has all shards", func() bool { return one.Shards() == message.Shards })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	added := 0
+	wg.Go(func() {
+		for ; ctx.Err() == nil; added += 20 {
+			var msgs []message.Message
+			for i := range 20 {
+				msgs = append(msgs, command("q", fmt.Sprintf("m%d", added+i)))
+			}
+			add(t, db, msgs...)
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	eventually(t, "rows are published", func() bool { return len(f.all()) > 100 })
+	two := start(t, db, f, outbox.Config{LeaseTTL: time.Second})
+	shared := func() bool {
+		a, b := one.Shards(), two.Shards()
+		if a+b > message.Shards {
+			t.Errorf("%d and %d shards at a time", a, b)
+		}
+		return a == 8 && b == 8
+	}
+	eventually(t, "they share the shards", shared)
+	if one.Leads() == two.Leads() {
+		t.Error("not exactly one leads")
+	}
+	eventually(t, "both live", func() bool { return number(t, db, `SELECT COUNT(*) FROM relay_members`) == 2 })
+
+	one.stop()
+	eventually(t, "the other has all shards", func() bool { return two.Shards() == message.Shards })
+	cancel()
+	wg.Wait()
+	published(t, db, added)
+	if n := len(f.all()); n != added {
+		t.Errorf("%d publishes of %d rows", n, added)
+	}
+	f.look(func() {
+		if f.lent > 1 {
+			t.Errorf("%d channels are lent to one relay", f.lent)
+		}
+	})
+}
+
+// A relay that stops hands everything over at once, not only after the TTL.
+func TestStoppedRelayReleasesAtOnce(t *testing.T) {
+	t.Parallel()
+	db, f := database(t), &fake{}
+	one := start(t, db, f, outbox.Config{LeaseTTL: time.Minute})
+	eventually(t, "it has all shards", func() bool { return one.Shards() == message.Shards })
+	one.stop()
+	if n := number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE owner IS NULL AND leased_until IS NULL`); n != message.Shards {
+		t.Errorf("%d shards are free, want all", n)
+	}
+	if n := number(t, db, `SELECT COUNT(*) FROM relay_members`); n != 0 {
+		t.Errorf("%d members, want none", n)
+	}
+	two := start(t, db, f, outbox.Config{LeaseTTL: time.Minute})
+	eventually(t, "another takes them", func() bool { return two.Shards() == message.Shards })
+	if n := number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE epoch = 2`); n != message.Shards {
+		t.Errorf("%d shards have epoch 2, want all", n)
+	}
+}
+
+// B02: the shards of a relay that shows no sign of life are taken over after the TTL and not
+// before; those of one that does, never. No clock of the database is asked.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	const ttl = time.Second
+	db, f := database(t), &fake{}
+	exec(t, db, `UPDATE outbox_shards SET owner = IF(shard < 15, 'dead', 'alive'), epoch = 7, leased_until = NOW(6) + INTERVAL 1 YEAR`)
+	exec(t, db, `INSERT INTO relay_members VALUES ('dead', 'host', 1, NOW(6), NOW(6) + INTERVAL 1 YEAR)`)
+	add(t, db, command("q", "a"), command("q", "b"), command("q", "c"))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(ttl / 5)
+		defer tick.Stop()
+		for {
+			if _, err := db.ExecContext(ctx, `UPDATE outbox_shards SET renewals = renewals + 1 WHERE owner = 'alive'`); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	began := time.Now()
+	r := start(t, db, f, outbox.Config{LeaseTTL: ttl})
+	eventually(t, "it takes over from the dead", func() bool { return r.Shards() > 0 })
+	if took := time.Since(began); took < ttl {
+		t.Errorf("it took over after %s, before the TTL of %s", took, ttl)
+	}
+	eventually(t, "it has what the dead had", func() bool { return r.Shards() == 15 })
+	eventually(t, "the dead is buried", func() bool { return number(t, db, `SELECT COUNT(*) FROM relay_members`) == 1 })
+	never(t, "it takes over from the living", 2*ttl, func() bool { return r.Shards() > 15 })
+	if n := number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE owner = ? AND epoch = 8`, []byte(r.ID())); n != 15 {
+		t.Errorf("%d shards have the next epoch, want 15", n)
+	}
+	cancel()
+	wg.Wait()
+	eventually(t, "it takes over from whom has died", func() bool { return r.Shards() == message.Shards })
+	published(t, db, 3)
+}
+
+// A lease that cannot be renewed is trusted for less than the TTL.
+func TestLeaseIsNotTrustedForTTL(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
+	l := outbox.NewLeases(database(t), outbox.Config{LeaseTTL: ttl})
+	began := time.Now()
+	renew(t, l)
+	if n := len(l.Owned()); n != message.Shards {
+		t.Fatalf("%d shards, want all", n)
+	}
+	eventually(t, "they are not trusted", func() bool { return len(l.Owned()) == 0 })
+	// The leases are looked at every 2 ms, or later on a busy machine.
+	if took := time.Since(began); took > ttl {
+		t.Errorf("it was trusted for %s, want less than %s", took, ttl)
+	}
+}
+
+func renew(t *testing.T, l outbox.Leases) {
+	t.Helper()
+	if err := l.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func leases(db *sql.DB, id string, ttl time.Duration) outbox.Leases {
+	return outbox.NewLeases(db, outbox.Config{ID: id, LeaseTTL: ttl})
+}
+
+// A renewal that began before a shard was released must not bring the lease back.
+func TestReleaseDuringRenewal(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	l := leases(db, "a", time.Minute)
+	renew(t, l)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			if err := l.Renew(ctx); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	for i := range 500 {
+		shard := i % message.Shards
+		var epoch uint64
+		eventually(t, "the shard is ours", func() bool { epoch = l.Owned()[shard]; return epoch > 0 })
+		if err := l.Release(t.Context(), shard); err != nil {
+			t.Fatal(err)
+		}
+		if l.Owned()[shard] == epoch && // the renewal was first and found that it is no surplus
+			number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE shard = ? AND owner = 'a' AND epoch = ?`, shard, epoch) == 0 {
+			t.Fatal("a lease that was released is trusted")
+		}
+	}
+}
+
+// While the database is away nobody can show a sign of life. Afterwards everybody keeps what
+// it had.
+func TestOutageOfTheDatabaseMovesNoShard(t *testing.T) {
+	t.Parallel()
+	const ttl = time.Second
+	db := database(t)
+	a, b := leases(db, "a", ttl), leases(db, "b", ttl)
+	shared := func() bool {
+		renew(t, a)
+		renew(t, b)
+		for _, l := range []outbox.Leases{a, b} {
+			for _, s := range l.Surplus() {
+				if err := l.Release(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return len(a.Owned()) == 8 && len(b.Owned()) == 8
+	}
+	eventually(t, "they share the shards", shared)
+	had := b.Owned()
+	away, cancel := context.WithCancel(t.Context())
+	cancel()
+	began := time.Now()
+	eventually(t, "the outage is long", func() bool {
+		if a.Renew(away) == nil || b.Renew(away) == nil {
+			t.Fatal("renewed during an outage")
+		}
+		return time.Since(began) > 2*ttl
+	})
+	renew(t, a)
+	renew(t, b)
+	if now := b.Owned(); !maps.Equal(now, had) {
+		t.Errorf("b had %v before the outage and has %v", had, now)
+	}
+	if n := len(a.Owned()); n != 8 {
+		t.Errorf("a has %d shards, want 8", n)
+	}
+}
+
+// What was taken, but not known to be, is released too.
+func TestLeaveReleasesWhatTheTableSays(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	l := leases(db, "a", time.Minute)
+	exec(t, db, `UPDATE outbox_shards SET owner = IF(shard = 3, 'a', 'b')`)
+	exec(t, db, `INSERT INTO relay_members VALUES ('a', 'host', 1, NOW(6), NOW(6))`)
+	if err := l.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE owner IS NULL AND shard = 3`); n != 1 {
+		t.Error("the shard was not released")
+	}
+	if n := number(t, db, `SELECT (SELECT COUNT(*) FROM outbox_shards WHERE owner = 'b') + (SELECT COUNT(*) FROM relay_members)`); n != 15 {
+		t.Error("more was released than was ours, or the member stayed")
+	}
+}

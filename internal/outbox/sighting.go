@@ -1,0 +1,90 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+)
+
+// sighting is what this relay last saw of a counter, and since when it has not moved.
+type sighting struct {
+	count uint64
+	moved time.Time
+}
+
+// shard is what this relay last saw of a shard.
+type shard struct {
+	sighting
+	owner *string // nil: nobody's
+	epoch uint64
+}
+
+// sightings are all shards and all relays.
+type sightings struct {
+	at      time.Time
+	shards  map[int]shard
+	members map[string]sighting
+}
+
+const (
+	selectShardsSQL  = `SELECT shard, owner, epoch, renewals FROM outbox_shards ORDER BY shard`
+	selectMembersSQL = `SELECT relay_id, heartbeats FROM relay_members`
+)
+
+// look reads who holds what and remembers when it last moved. If that could not be watched
+// for a whole TTL, because the database was away or this process was paused, nobody else is
+// blamed for having stood still: it may have been away for them too.
+func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) error {
+	now := time.Now()
+	blind := now.Sub(s.at) > ttl
+	see := func(last sighting, count uint64) sighting {
+		if blind || last.moved.IsZero() || last.count != count {
+			return sighting{count, now}
+		}
+		return last
+	}
+	shards, members := map[int]shard{}, map[string]sighting{}
+	err := scan(ctx, db, selectShardsSQL, func(rows *sql.Rows) error {
+		var id int
+		var sh shard
+		var count uint64
+		if err := rows.Scan(&id, &sh.owner, &sh.epoch, &count); err != nil {
+			return err
+		}
+		sh.sighting = see(s.shards[id].sighting, count)
+		shards[id] = sh
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read outbox shards: %w", err)
+	}
+	err = scan(ctx, db, selectMembersSQL, func(rows *sql.Rows) error {
+		var id string
+		var count uint64
+		if err := rows.Scan(&id, &count); err != nil {
+			return err
+		}
+		members[id] = see(s.members[id], count)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read relay members: %w", err)
+	}
+	s.at, s.shards, s.members = now, shards, members
+	return nil
+}
+
+func scan(ctx context.Context, db *sql.DB, query string, each func(*sql.Rows) error) error {
+	rows, err := db.QueryContext(ctx, query)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
