@@ -44,6 +44,18 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+func TestValidateTextLimits(t *testing.T) {
+	o := CreateOrder{Items: []Item{item("A", 1, 1)}, TotalCents: 1}
+	o.ShipTo.Street = strings.Repeat("ß", 255)
+	if err := o.validate(); err != nil {
+		t.Errorf("255 characters: %v", err)
+	}
+	o.ShipTo.Street += "ß"
+	if err := o.validate(); err == nil || !strings.Contains(err.Error(), "ship_to.street") {
+		t.Errorf("256 characters: %v", err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		`{"customer":"c","items":[{"sku":"A","quantity":2,"price_cents":50}],"total_cents":100,"payment_token":"t","ship_to":{"country":"DE"}}`,

@@ -238,6 +238,54 @@ func TestSavepoint(t *testing.T) {
 	}
 }
 
+func TestSavepointsNest(t *testing.T) {
+	db := open(t)
+	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
+		outer := tx.Savepoint()
+		if _, err := tx.Exec(ctx, addSQL, "a"); err != nil {
+			return err
+		}
+		inner := tx.Savepoint()
+		if _, err := tx.Exec(ctx, addSQL, "b"); err != nil {
+			return err
+		}
+		inner.Release()
+		forgotten := tx.Savepoint()
+		_ = forgotten
+		return outer.Rollback(ctx) // all of it, not only what follows the inner one
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := counters(t, db); a != 0 || b != 0 {
+		t.Errorf("a = %d, b = %d, want 0 and 0", a, b)
+	}
+}
+
+// A rollback that fails leaves nobody knows what; it must not be committed.
+func TestFailedRollbackEndsTheTransaction(t *testing.T) {
+	db := open(t)
+	err := sqltx.Once(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
+		s := tx.Savepoint()
+		if _, err := tx.Exec(ctx, addSQL, "a"); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "RELEASE SAVEPOINT s1"); err != nil { // so that the server does not know it
+			return err
+		}
+		if err := s.Rollback(ctx); err == nil {
+			t.Error("the rollback did not fail")
+		}
+		return nil
+	})
+	if err == nil {
+		t.Error("the transaction was committed")
+	}
+	if a, _ := counters(t, db); a != 0 {
+		t.Errorf("a = %d, want 0", a)
+	}
+}
+
 func TestWritesAreRecorded(t *testing.T) {
 	db := open(t)
 	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {

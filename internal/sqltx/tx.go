@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -23,8 +24,8 @@ type Tx struct {
 	err    error // the first error that ended it or makes it unusable
 	writes []Write
 
-	savepoint bool // one is asked for but not yet sent
-	nSent     int
+	depth   int          // of savepoints that are open
+	pending []*Savepoint // open, and not sent yet
 }
 
 // Write is one statement that wrote.
@@ -98,18 +99,19 @@ type Rows struct {
 // Err returns the error, if any, that ended the iteration.
 func (r *Rows) Err() error { return r.tx.observe(r.Rows.Err()) }
 
-// begin refuses a dead transaction and sets the savepoint that was asked for.
+// begin refuses a dead transaction and sets the savepoints that were asked for.
 func (t *Tx) begin(ctx context.Context) error {
 	if t.err != nil {
 		return fmt.Errorf("%w: %w", ErrEnded, t.err)
 	}
-	if !t.savepoint {
-		return nil
-	}
-	t.savepoint = false
-	t.nSent++
-	if _, err := t.tx.ExecContext(ctx, "SAVEPOINT step"); err != nil {
-		return t.observe(err)
+	for len(t.pending) > 0 {
+		s := t.pending[0]
+		t.pending = t.pending[1:]
+		if _, err := t.tx.ExecContext(ctx, "SAVEPOINT "+s.name()); err != nil {
+			t.Fail(err)
+			return err
+		}
+		s.sent = true
 	}
 	return nil
 }
@@ -128,36 +130,53 @@ func (t *Tx) observe(err error) error {
 }
 
 // Savepoint marks a place to return to. The statement is sent only before the first write
-// after it, so a step that writes nothing costs no round trip. There is one at a time: a new
-// one replaces the last.
+// after it, so a step that writes nothing costs no round trip. They nest; end each with
+// Rollback or Release, the inner ones first.
 func (t *Tx) Savepoint() *Savepoint {
-	t.savepoint = true
-	return &Savepoint{tx: t, sent: t.nSent}
+	t.depth++
+	s := &Savepoint{tx: t, depth: t.depth}
+	t.pending = append(t.pending, s)
+	return s
 }
 
 // Savepoint is a place in a transaction.
 type Savepoint struct {
-	tx   *Tx
-	sent int
+	tx    *Tx
+	depth int
+	sent  bool
 }
 
-// Rollback undoes what was written since the savepoint.
+// name is by depth: the server replaces a savepoint of the same name, so those that follow
+// each other cost it no memory.
+func (s *Savepoint) name() string { return fmt.Sprintf("s%d", s.depth) }
+
+// close ends s and, if they were forgotten, those within it.
+func (s *Savepoint) close() {
+	s.tx.depth = s.depth - 1
+	s.tx.pending = slices.DeleteFunc(s.tx.pending, func(p *Savepoint) bool { return p.depth >= s.depth })
+}
+
+// Rollback undoes what was written since the savepoint. If it fails the transaction is over:
+// nobody knows what is left of the writes.
 func (s *Savepoint) Rollback(ctx context.Context) error {
 	t := s.tx
 	if t.err != nil {
 		return fmt.Errorf("%w: %w", ErrEnded, t.err)
 	}
-	t.savepoint = false
-	if t.nSent == s.sent {
+	s.close()
+	if !s.sent {
 		return nil // nothing was written since
 	}
-	_, err := t.tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT step")
-	return t.observe(err)
+	if _, err := t.tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT "+s.name()); err != nil {
+		t.Fail(err)
+		return err
+	}
+	return nil
 }
 
-// Release keeps what was written since the savepoint. It costs nothing: the next one
-// replaces it, and COMMIT forgets it.
-func (s *Savepoint) Release() { s.tx.savepoint = false }
+// Release keeps what was written since the savepoint. It costs no statement: the next one of
+// its name replaces it, and COMMIT forgets it.
+func (s *Savepoint) Release() { s.close() }
 
 var target = regexp.MustCompile("(?is)^\\s*(INSERT(?:\\s+IGNORE)?\\s+INTO|UPDATE|DELETE\\s+FROM|REPLACE\\s+INTO)\\s+`?([a-z0-9_]+)")
 
