@@ -249,7 +249,7 @@ func TestPropertiesAndHeadersReachTheWire(t *testing.T) {
 	}
 	got.Acknowledger, got.ConsumerTag, got.DeliveryTag = nil, "", 0
 	got.Timestamp = got.Timestamp.UTC()
-	got.Headers["time"] = got.Headers["time"].(time.Time).UTC() //nolint:errcheck // a panic says it
+	got.Headers["time"] = got.Headers["time"].(time.Time).UTC()
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("delivered\n%#v\nwant\n%#v", got, want)
 	}

@@ -16,7 +16,7 @@ type hold struct {
 	until   time.Time     // no probe before
 	probe   *line         // that is trying
 	lines   []*line       // that wait
-	waiting int           // rows of lines
+	waiting int           // load of their rows
 
 	returned   time.Time     // the last time it returned a row
 	unroutable time.Duration // for how long it has done nothing else
@@ -62,7 +62,7 @@ func (p *pump) due(h *hold, r *row) bool {
 func (h *hold) waitFor(ln *line) {
 	ln.place = held
 	h.lines = append(h.lines, ln)
-	h.waiting += len(ln.waiting)
+	h.waiting += ln.load()
 }
 
 // probeHolds lets one row of each held destination try again when its wait is over.
@@ -73,8 +73,8 @@ func (p *pump) probeHolds() {
 			continue
 		}
 		h.probe, h.lines = h.lines[0], h.lines[1:]
-		h.waiting -= len(h.probe.waiting)
-		p.line(h.probe)
+		h.waiting -= h.probe.load()
+		p.try(h.probe)
 	}
 }
 
@@ -96,8 +96,8 @@ func (p *pump) lift(h *hold) {
 			kept = append(kept, ln)
 			continue
 		}
-		h.waiting -= len(ln.waiting)
-		p.line(ln)
+		h.waiting -= ln.load()
+		p.offer(ln)
 	}
 	clear(h.lines[len(kept):])
 	h.lines = kept

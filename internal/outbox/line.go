@@ -1,5 +1,7 @@
 package outbox
 
+import "slices"
+
 // line is the rows of one ordering key, in id order. At most one of them is in flight.
 type line struct {
 	key     string
@@ -12,7 +14,7 @@ type place int
 
 const (
 	nowhere place = iota // on its way to one of the others
-	ready                // its first row can be published
+	ready                // its first row can be published, or is to try out its destination
 	held                 // its first row waits for its destination
 	busy                 // a row of it is in flight, or its park is being written
 )
@@ -39,6 +41,7 @@ func (p *pump) enqueue(r *row) {
 		p.dests[r.dest] = h
 	}
 	p.known[r.id] = r
+	p.load += r.load()
 	p.pass.found = true
 	ln.waiting = append(ln.waiting, r)
 	h.rows++
@@ -54,22 +57,26 @@ func (p *pump) offer(ln *line) {
 		delete(p.keys, ln.key)
 		return
 	}
-	if h := p.dests[ln.waiting[0].dest]; h.held && !p.due(h, ln.waiting[0]) {
+	switch h := p.dests[ln.waiting[0].dest]; {
+	case !h.held:
+		ln.place = ready
+		p.ready = append(p.ready, ln)
+	case p.due(h, ln.waiting[0]):
+		p.try(ln)
+	default:
 		h.waitFor(ln)
-		return
 	}
-	p.line(ln)
 }
 
-// line puts a line at the end of those that are ready.
-func (p *pump) line(ln *line) {
+// try lets the first row of a line try out a destination that has refused.
+func (p *pump) try(ln *line) {
 	ln.place = ready
-	p.ready = append(p.ready, ln)
+	p.tries = append(p.tries, ln)
 }
 
 // again puts a row back to the head of its line.
 func (p *pump) again(ln *line, r *row) {
-	ln.waiting = append([]*row{r}, ln.waiting...)
+	ln.waiting = slices.Insert(ln.waiting, 0, r)
 	p.offer(ln)
 }
 
@@ -84,8 +91,22 @@ func (p *pump) abandon(ln *line) {
 			h.probe = nil
 		}
 		p.uncount(r)
-		delete(p.known, r.id)
+		p.forget(r)
 	}
 	ln.waiting = nil
 	p.offer(ln)
+}
+
+// forget drops a row from what is known: a read may bring it again.
+func (p *pump) forget(r *row) {
+	p.load -= r.load()
+	delete(p.known, r.id)
+}
+
+// load is what the rows of a line count in memory.
+func (ln *line) load() (n int) {
+	for _, r := range ln.waiting {
+		n += r.load()
+	}
+	return n
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"backstep/internal/crash"
+	"backstep/internal/message"
 )
 
 // pass is one walk over the pending rows, by id from 0. No mark outlives it: a row that
@@ -25,13 +26,10 @@ type pass struct {
 
 type readDone struct {
 	page
-	rows    []*row
-	highest uint64
-	epochs  map[int]uint64 // of the leases when the read began
-	err     error
+	found
+	epochs map[int]uint64 // of the leases when the read began
+	err    error
 }
-
-const maxPageBytes = 16 << 20
 
 // read starts the next read, if one is due and there is room for what it may bring.
 func (p *pump) read(ctx context.Context) {
@@ -66,15 +64,15 @@ func (p *pump) read(ctx context.Context) {
 	pg := page{after: after, last: p.pass.last, limit: max(1, p.pages/len(after))}
 	p.reading = true
 	p.wg.Go(func() {
-		rows, highest, err := pg.read(ctx, p.db)
-		p.reads <- readDone{page: pg, rows: rows, highest: highest, epochs: owned, err: err}
+		f, err := pg.read(ctx, p.db)
+		p.reads <- readDone{page: pg, found: f, epochs: owned, err: err}
 	})
 }
 
 // roomLeft is how many more rows may be known. What waits for a held destination, and behind
 // that for its key's turn, is bounded by itself and does not count.
 func (p *pump) roomLeft() int {
-	n := 4*p.cfg.Window - len(p.known)
+	n := 4*p.cfg.Window - p.load
 	for _, h := range p.dests {
 		n += h.waiting
 	}
@@ -92,23 +90,22 @@ func (p *pump) admit(done readDone) {
 	if len(done.rows) > 0 {
 		crash.Point("relay.read")
 	}
-	got, bytes := map[int]int{}, 0
+	got := map[int]int{}
 	for _, r := range done.rows {
 		got[r.shard]++
-		bytes += r.size
 		r.epoch = done.epochs[r.shard]
 		p.pass.after[r.shard] = r.id
 		p.enqueue(r)
 	}
 	for s := range p.pass.after {
 		// Either there are no more, or the shard was not ours to be read.
-		if got[s] < done.limit {
+		if !done.cut && got[s] < done.limit {
 			delete(p.pass.after, s)
 		}
 	}
 	p.pass.last = min(p.pass.last, done.highest)
-	if bytes > maxPageBytes {
-		p.pages = max(16, p.pages/4)
+	if done.cut {
+		p.pages = max(message.Shards, p.pages/4)
 	} else {
 		p.pages = min(p.cfg.Page, 2*p.pages)
 	}

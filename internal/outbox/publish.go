@@ -11,35 +11,51 @@ import (
 	"backstep/internal/tracing"
 )
 
+// publish sends what is ready, as far as the window allows. What tries out a destination that
+// has refused goes through a pipe of its own: if its exchange is missing the broker closes
+// the channel over it, and that must not take its neighbours down each time.
 func (p *pump) publish(ctx context.Context) {
 	p.probeHolds()
-	if p.channel == nil || p.broken || !p.pub.Ready() {
-		return
-	}
-	window := p.cfg.Window
 	if p.solo > 0 {
-		window = 1
 		p.suspectsFirst()
 	}
-	owned := p.leases.owned()
+	p.sendAll(ctx, p.side, &p.tries)
+	p.sendAll(ctx, p.main, &p.ready)
+}
+
+// window returns how many rows may be in flight in all.
+func (p *pump) window() int {
+	if p.solo > 0 {
+		return 1
+	}
+	return p.cfg.Window
+}
+
+// sendAll sends the first row of each line, as long as there is room. Lines that it finds
+// another place for may come to the end of lines again.
+func (p *pump) sendAll(ctx context.Context, pi *pipe, lines *[]*line) {
+	began, owned := time.Now(), p.leases.owned()
 	n := 0
-	for _, ln := range p.ready {
-		if len(p.inFlight) >= window || p.broken {
+	for _, ln := range *lines {
+		r := ln.waiting[0]
+		if pi.channel == nil || pi.broken || p.flying() >= p.window() || !pi.fits(r) {
 			break
 		}
+		if !p.pub.Ready() || time.Since(began) > p.leases.margin()/2 {
+			break // blocked by an alarm, or a write had to wait: then look at the leases again
+		}
 		n++
-		r := ln.waiting[0]
-		if owned[r.shard] != r.epoch { // 0 is no lease's
+		h := p.dests[r.dest]
+		switch {
+		case owned[r.shard] != r.epoch: // 0 is no lease's
 			p.abandon(ln)
-			continue
-		}
-		if h := p.dests[r.dest]; h.held && h.probe != ln && !p.due(h, r) {
+		case h.held && h.probe != ln && !p.due(h, r):
 			p.offer(ln) // held since it was offered
-			continue
+		default:
+			p.send(ctx, pi, ln, r)
 		}
-		p.send(ctx, ln, r)
 	}
-	p.ready = append(p.ready[:0], p.ready[n:]...)
+	*lines = slices.Delete(*lines, 0, n)
 }
 
 // suspectsFirst moves the lines whose first row may have made the broker close on us to the
@@ -64,26 +80,25 @@ func (p *pump) suspectsFirst() {
 	p.suspects = nil
 }
 
-func (p *pump) send(ctx context.Context, ln *line, r *row) {
+func (p *pump) send(ctx context.Context, pi *pipe, ln *line, r *row) {
 	ln.place = busy
 	ln.waiting = ln.waiting[1:]
 	p.nextTag++
 	r.sent, r.alone = time.Now(), p.solo > 0
-	p.inFlight[p.nextTag] = r
+	pi.launch(p.nextTag, r)
 	if r.fault != "" {
-		p.settle(message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})
+		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})
 		return
 	}
 	span := tracing.Publish(ctx, &r.msg)
-	err := p.channel.Publish(ctx, p.nextTag, &r.msg)
+	err := pi.channel.Publish(ctx, p.nextTag, &r.msg)
 	tracing.End(span, err)
 	switch {
 	case err == nil:
 		crash.Point("relay.published")
 	case errors.Is(err, ErrRefused):
-		p.settle(message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: err.Error()})
+		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: err.Error()})
 	default:
-		p.broken = true
-		p.settle(message.Result{Tag: p.nextTag, Kind: message.Lost, Reason: err.Error()})
+		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Lost, Reason: err.Error()})
 	}
 }

@@ -2,7 +2,10 @@ package outbox
 
 import (
 	"context"
+	"iter"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,20 +22,17 @@ import (
 type pump struct {
 	*Relay
 
-	known    map[uint64]*row
-	keys     map[string]*line
-	ready    []*line
-	dests    map[destination]*hold
-	inFlight map[uint64]*row // by publish tag
-	nextTag  uint64
-	solo     int // how many rows still to publish one at a time, after the broker blamed one
-	suspects []*line
+	known map[uint64]*row
+	load  int              // of the known rows
+	keys  map[string]*line // by ordering key
+	dests map[destination]*hold
+	ready []*line // to be published
+	tries []*line // to try out destinations that have refused
 
-	channel   Channel
-	broken    bool // no more publishes on channel; it goes when its results are in
-	acquiring bool
-	acquired  chan Channel
-	idleSince time.Time
+	main, side *pipe
+	nextTag    uint64
+	solo       int // how many rows still to publish one at a time, after the broker blamed one
+	suspects   []*line
 
 	reads   chan readDone
 	reading bool
@@ -44,21 +44,20 @@ type pump struct {
 	refusals  []refusal
 	writing   bool
 	written   chan writeDone
-	retired   []uint64 // written while a read was running: forgotten when it is in
+	retired   []*row // written while a read was running: forgotten when it is in
 	retryAt   time.Time
 
 	releasing map[int]bool
 	released  chan int
 
-	nextCheck time.Time
-	wg        sync.WaitGroup
+	wg sync.WaitGroup
 }
 
 func newPump(r *Relay) *pump {
 	return &pump{
 		Relay: r, known: map[uint64]*row{}, keys: map[string]*line{}, dests: map[destination]*hold{},
-		inFlight: map[uint64]*row{}, acquired: make(chan Channel), reads: make(chan readDone, 1),
-		written: make(chan writeDone, 1), pages: r.cfg.Page,
+		main: newPipe(), side: newPipe(),
+		reads: make(chan readDone, 1), written: make(chan writeDone, 1), pages: r.cfg.Page,
 		releasing: map[int]bool{}, released: make(chan int, message.Shards),
 	}
 }
@@ -69,30 +68,28 @@ func (p *pump) run(ctx context.Context) {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer p.wg.Wait()
 	defer cancel()
+	defer func() { p.drop(p.main); p.drop(p.side) }()
 	stopping := ctx.Done()
 	var deadline <-chan time.Time
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		var results <-chan message.Result
-		if p.channel != nil {
-			results = p.channel.Results()
-		}
 		select {
 		case <-stopping:
 			stopping = nil
 			deadline = time.After(p.cfg.DrainTimeout)
 		case <-deadline:
 			p.cfg.Log.Warn("relay stopped with rows in flight; they will be published again",
-				"rows", len(p.inFlight), "unmarked", len(p.confirmed))
-			p.dropChannel()
+				"rows", p.flying(), "unmarked", len(p.confirmed)+len(p.marking))
 			return
-		case ch := <-p.acquired:
-			p.acquiring = false
-			p.channel, p.broken, p.idleSince = ch, false, time.Now()
-		case res := <-results:
-			p.settle(res)
-			p.settleMore(results)
+		case ch := <-p.main.acquired:
+			p.main.open(ch)
+		case ch := <-p.side.acquired:
+			p.side.open(ch)
+		case res := <-p.main.results():
+			p.settleAll(p.main, res)
+		case res := <-p.side.results():
+			p.settleAll(p.side, res)
 		case done := <-p.reads:
 			p.admit(done)
 		case done := <-p.written:
@@ -105,29 +102,35 @@ func (p *pump) run(ctx context.Context) {
 			p.pass.next = time.Time{}
 		case <-timer.C:
 		}
+		p.check(p.main)
+		p.check(p.side)
 		running := stopping != nil
-		p.checkChannel()
 		if running {
 			p.publish(work)
-			p.connect(work)
+			p.connect(work, p.side, p.tries)
+			p.connect(work, p.main, p.ready)
 			p.read(work)
 		}
 		p.write(work)
 		p.handOver(work)
-		if !running && len(p.inFlight) == 0 && !p.writing && len(p.confirmed) == 0 && len(p.refusals) == 0 {
-			p.dropChannel()
+		if !running && p.flying() == 0 && !p.writing && len(p.confirmed)+len(p.refusals) == 0 {
 			return
 		}
-		timer.Reset(p.nap())
+		timer.Reset(p.nap(running))
 	}
 }
 
-// settleMore takes what has already arrived, so that one mark covers it all.
-func (p *pump) settleMore(results <-chan message.Result) {
+// flying is how many rows are in flight.
+func (p *pump) flying() int { return len(p.main.inFlight) + len(p.side.inFlight) }
+
+// settleAll settles res and what else has arrived, so that one mark covers it all.
+func (p *pump) settleAll(pi *pipe, res message.Result) {
+	results := pi.results()
+	p.settle(pi, res)
 	for range p.cfg.Window {
 		select {
 		case res := <-results:
-			p.settle(res)
+			p.settle(pi, res)
 		default:
 			return
 		}
@@ -135,23 +138,30 @@ func (p *pump) settleMore(results <-chan message.Result) {
 }
 
 // nap returns how long nothing needs to be done unless something happens.
-func (p *pump) nap() time.Duration {
-	wait := time.Second
-	now := time.Now()
+func (p *pump) nap(running bool) time.Duration {
+	wait, now := time.Second, time.Now()
 	soonest := func(t time.Time) { wait = min(wait, max(time.Millisecond, t.Sub(now))) }
-	switch {
-	case !p.pub.Ready():
-		wait = p.cfg.PollMax
-	case !p.reading && p.roomLeft() > 0:
+	if len(p.confirmed)+len(p.refusals) > 0 && !p.writing {
+		soonest(p.retryAt)
+	}
+	if !p.pub.Ready() {
+		return min(wait, p.cfg.PollMax)
+	}
+	for _, pi := range []*pipe{p.main, p.side} {
+		if len(pi.inFlight) > 0 {
+			soonest(pi.nextLook(p.cfg.ConfirmTimeout))
+		}
+	}
+	if !running {
+		return wait
+	}
+	if !p.reading && p.roomLeft() > 0 {
 		soonest(p.pass.next)
 	}
 	for _, h := range p.dests {
 		if h.held && h.probe == nil && len(h.lines) > 0 {
 			soonest(h.until)
 		}
-	}
-	if len(p.confirmed)+len(p.refusals) > 0 && !p.writing {
-		soonest(p.retryAt)
 	}
 	return wait
 }
@@ -164,14 +174,12 @@ func (p *pump) handOver(ctx context.Context) {
 		return
 	}
 	open := map[int]bool{}
-	for _, r := range p.inFlight {
-		open[r.shard] = true
-	}
-	for _, r := range p.confirmed {
-		open[r.shard] = true
-	}
-	for _, r := range p.marking {
-		open[r.shard] = true
+	for _, rows := range []iter.Seq[*row]{
+		maps.Values(p.main.inFlight), maps.Values(p.side.inFlight), slices.Values(p.confirmed), slices.Values(p.marking),
+	} {
+		for r := range rows {
+			open[r.shard] = true
+		}
 	}
 	for _, shard := range surplus {
 		if open[shard] || p.releasing[shard] {

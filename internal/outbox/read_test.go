@@ -106,7 +106,7 @@ func TestReadUsesItsIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	looks := func() (n int) {
 		t.Helper()
 		if err := conn.QueryRowContext(t.Context(), `SELECT SUM(VARIABLE_VALUE) FROM `+statusTable(t, db)+`

@@ -29,6 +29,9 @@ type row struct {
 	alone      bool // it was sent with nothing else in flight, to see whether it is to blame
 }
 
+// load is what a row counts in memory: a small one 1, a large one as many small ones.
+func (r *row) load() int { return 1 + r.size>>14 }
+
 // destination is where a row goes; refusals hold a destination, not a row.
 type destination struct {
 	exchange, routingKey string
@@ -71,22 +74,33 @@ func (pg page) query() (query string, args []any) {
 	return strings.Join(parts, "\nUNION ALL"), args
 }
 
-// read returns the page's rows and the highest id there was.
-func (pg page) read(ctx context.Context, db *sql.DB) (rows []*row, highest uint64, err error) {
+// maxPageBytes is where a read stops, however many rows it may bring.
+const maxPageBytes = 16 << 20
+
+// found is what a read found.
+type found struct {
+	rows    []*row
+	highest uint64 // the highest id there was
+	cut     bool   // it stopped early
+}
+
+func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	query, args := pg.query()
 	rs, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
 	defer rs.Close()
-	for rs.Next() {
+	var f found
+	bytes := 0
+	for !f.cut && rs.Next() {
 		r := &row{}
 		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
 		var created time.Time
 		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age, &highest); err != nil {
-			return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age, &f.highest); err != nil {
+			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
 		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
@@ -100,12 +114,14 @@ func (pg page) read(ctx context.Context, db *sql.DB) (rows []*row, highest uint6
 			r.msg.Timestamp = created // the same in every copy
 		}
 		r.size = len(r.msg.Body) + len(headers) + len(properties)
-		rows = append(rows, r)
+		f.rows = append(f.rows, r)
+		bytes += r.size
+		f.cut = bytes > maxPageBytes
 	}
 	if err := rs.Err(); err != nil {
-		return nil, 0, fmt.Errorf("read pending outbox rows: %w", err)
+		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
-	return rows, highest, nil
+	return f, nil
 }
 
 // decode fills in properties and headers. A foreign writer may have stored anything: that

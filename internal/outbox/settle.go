@@ -7,22 +7,24 @@ import (
 	"backstep/internal/message"
 )
 
-// settle takes what became of a publish.
-func (p *pump) settle(res message.Result) {
-	r, ok := p.inFlight[res.Tag]
+// settle takes what became of a publish on pi.
+func (p *pump) settle(pi *pipe, res message.Result) {
+	r, ok := pi.inFlight[res.Tag]
 	if !ok {
 		return // settled before, by a channel we gave up
 	}
-	delete(p.inFlight, res.Tag)
+	pi.land(res.Tag)
 	ln, h := p.keys[r.key], p.dests[r.dest]
 	probed := h.probe == ln
 	if probed {
 		h.probe = nil
 	}
+	if res.Kind == message.Lost || res.Kind == message.Aborted {
+		p.breakOff(pi, res)
+	}
 	if res.Kind == message.Aborted && r.alone {
 		// Twice the broker closed on us, and the second time only this row was in flight.
 		res.Kind = message.Refused
-		p.broken = p.channel != nil
 	}
 	if p.solo > 0 && res.Kind != message.Lost && res.Kind != message.Aborted {
 		p.solo--
@@ -48,16 +50,22 @@ func (p *pump) settle(res message.Result) {
 		p.lift(h)
 	case message.Refused:
 		p.park(r, res.Reason)
-	case message.Lost, message.Aborted:
-		if p.channel != nil {
-			p.broken = true
-		}
-		if res.Kind == message.Aborted {
-			p.solo++
-			p.suspects = append(p.suspects, ln)
-		}
+	case message.Aborted:
+		p.solo++
+		p.suspects = append(p.suspects, ln)
+		p.again(ln, r)
+	case message.Lost:
 		p.again(ln, r) // nothing was decided about it, and no attempt is spent
 	}
+}
+
+// breakOff notes that pi's channel has gone.
+func (p *pump) breakOff(pi *pipe, res message.Result) {
+	if pi.channel == nil || pi.broken {
+		return
+	}
+	pi.broken = true
+	p.cfg.Log.Warn("confirm channel lost; publishing again", "result", res.Kind.String(), "reason", res.Reason)
 }
 
 // charge counts a refusal of r.

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"backstep/internal/crash"
@@ -57,19 +58,19 @@ func (p *pump) finishWrite(done writeDone) {
 	p.writing, p.marking = false, nil
 	for _, r := range done.marked {
 		crash.Point("relay.marked")
-		p.retire(r.id)
+		p.retire(r)
 	}
 	for _, f := range done.refused {
 		if !f.park {
 			continue
 		}
 		p.uncount(f.row)
-		p.retire(f.row.id)
+		p.retire(f.row)
 		p.offer(p.keys[f.row.key])
 	}
 	for _, f := range done.lost {
 		ln := p.keys[f.row.key]
-		ln.waiting = append([]*row{f.row}, ln.waiting...)
+		ln.waiting = slices.Insert(ln.waiting, 0, f.row)
 		p.abandon(ln)
 	}
 	if done.err == nil {
@@ -84,18 +85,18 @@ func (p *pump) finishWrite(done writeDone) {
 
 // retire forgets a row whose write is committed: now, or when the read that may have begun
 // before the commit is in.
-func (p *pump) retire(id uint64) {
+func (p *pump) retire(r *row) {
 	if p.reading {
-		p.retired = append(p.retired, id)
+		p.retired = append(p.retired, r)
 		return
 	}
-	delete(p.known, id)
+	p.forget(r)
 }
 
 // forgetRetired drops rows whose write is committed, now that no older read is running.
 func (p *pump) forgetRetired() {
-	for _, id := range p.retired {
-		delete(p.known, id)
+	for _, r := range p.retired {
+		p.forget(r)
 	}
-	p.retired = p.retired[:0]
+	p.retired = nil
 }
