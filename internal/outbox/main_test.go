@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -350,6 +351,12 @@ func equal[T comparable](t testing.TB, what string, got, want []T) {
 	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
 		t.Errorf("%s: %s, want %s", what, g, w)
 	}
+}
+
+// same is equal in any order.
+func same(t testing.TB, what string, got, want []string) {
+	t.Helper()
+	equal(t, what, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 }
 
 func contains(t testing.TB, what, s string, parts ...string) {

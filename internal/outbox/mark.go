@@ -61,27 +61,39 @@ UPDATE outbox_events e
    AND e.generation = ?`
 )
 
-// refusal is a row the broker did not take, and what to write about it.
+// refusal is a row the broker did not take.
 type refusal struct {
 	row    *row
 	reason string
 	wait   time.Duration // until the next attempt
-	park   bool
+}
+
+// charge counts refusals. Those of rows or shards that have changed hands count for nothing.
+func (r *Relay) charge(ctx context.Context, refusals []refusal) error {
+	if len(refusals) == 0 {
+		return nil
+	}
+	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
+		for _, f := range refusals {
+			if _, err := tx.Exec(ctx, refuseSQL, []byte(r.cfg.ID), f.row.epoch, words(f.reason),
+				f.wait.Microseconds(), f.row.id, f.row.generation); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("record refusals of %d outbox rows: %w", len(refusals), err)
+	}
+	return nil
 }
 
 // errNotOurs means the row or its shard changed hands, so there is nothing to decide here.
 var errNotOurs = errors.New("outbox: row or lease changed")
 
-func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
+// park writes a row off, and tells whoever waits for it.
+func (r *Relay) park(ctx context.Context, f refusal) error {
 	reason := words(f.reason)
-	if !f.park {
-		_, err := r.db.ExecContext(ctx, refuseSQL, []byte(r.cfg.ID), f.row.epoch, reason,
-			f.wait.Microseconds(), f.row.id, f.row.generation)
-		if err != nil {
-			return fmt.Errorf("record refusal of outbox row %d: %w", f.row.id, err)
-		}
-		return nil
-	}
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
 		res, err := tx.Exec(ctx, parkSQL, []byte(r.cfg.ID), f.row.epoch, reason, f.row.id, f.row.generation)
 		if err != nil {
@@ -96,6 +108,6 @@ func (r *Relay) writeRefusal(ctx context.Context, f refusal) error {
 		return fmt.Errorf("park outbox row %d: %w", f.row.id, err)
 	}
 	r.cfg.Log.Info("outbox row parked", "row", f.row.id, "message_id", f.row.msg.MessageID,
-		"exchange", f.row.dest.exchange, "routing_key", f.row.dest.routingKey, "reason", reason)
+		"exchange", f.row.dest.exchange, "routing_key", f.row.dest.routingKey, "reason", f.reason)
 	return nil
 }

@@ -81,8 +81,8 @@ func (p *pump) roomLeft() int {
 
 func (p *pump) admit(done readDone) {
 	p.reading = false
+	p.readTrouble.report(p.cfg.Log, "outbox not read; trying again", done.err)
 	if done.err != nil {
-		p.cfg.Log.Warn("outbox not read", "error", done.err)
 		p.pass = pass{next: time.Now().Add(p.cfg.PollMax), wait: p.cfg.PollMax}
 		p.forgetRetired()
 		return

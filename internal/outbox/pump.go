@@ -39,13 +39,14 @@ type pump struct {
 	pass    pass
 	pages   int // rows of one read; shrinks when rows are large
 
-	confirmed []*row
-	marking   []*row // confirmed, and being marked
-	refusals  []refusal
-	writing   bool
-	written   chan writeDone
-	retired   []*row // written while a read was running: forgotten when it is in
-	retryAt   time.Time
+	todo    toWrite
+	marking []*row // confirmed, and being marked
+	writing bool
+	written chan writeDone
+	retired []*row // written while a read was running: forgotten when it is in
+	retryAt time.Time
+
+	readTrouble, writeTrouble trouble
 
 	releasing map[int]bool
 	released  chan int
@@ -80,7 +81,7 @@ func (p *pump) run(ctx context.Context) {
 			deadline = time.After(p.cfg.DrainTimeout)
 		case <-deadline:
 			p.cfg.Log.Warn("relay stopped with rows in flight; they will be published again",
-				"rows", p.flying(), "unmarked", len(p.confirmed)+len(p.marking))
+				"rows", p.flying(), "unmarked", len(p.todo.confirmed)+len(p.marking))
 			return
 		case ch := <-p.main.acquired:
 			p.main.open(ch)
@@ -113,7 +114,7 @@ func (p *pump) run(ctx context.Context) {
 		}
 		p.write(work)
 		p.handOver(work)
-		if !running && p.flying() == 0 && !p.writing && len(p.confirmed)+len(p.refusals) == 0 {
+		if !running && p.flying() == 0 && !p.writing && p.todo.empty() {
 			return
 		}
 		timer.Reset(p.nap(running))
@@ -141,7 +142,7 @@ func (p *pump) settleAll(pi *pipe, res message.Result) {
 func (p *pump) nap(running bool) time.Duration {
 	wait, now := time.Second, time.Now()
 	soonest := func(t time.Time) { wait = min(wait, max(time.Millisecond, t.Sub(now))) }
-	if len(p.confirmed)+len(p.refusals) > 0 && !p.writing {
+	if !p.writing && !p.todo.empty() {
 		soonest(p.retryAt)
 	}
 	if !p.pub.Ready() {
@@ -175,7 +176,7 @@ func (p *pump) handOver(ctx context.Context) {
 	}
 	open := map[int]bool{}
 	for _, rows := range []iter.Seq[*row]{
-		maps.Values(p.main.inFlight), maps.Values(p.side.inFlight), slices.Values(p.confirmed), slices.Values(p.marking),
+		maps.Values(p.main.inFlight), maps.Values(p.side.inFlight), slices.Values(p.todo.confirmed), slices.Values(p.marking),
 	} {
 		for r := range rows {
 			open[r.shard] = true

@@ -34,7 +34,8 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 		crash.Point("relay.confirmed")
 		p.free(h)
 		p.uncount(r)
-		p.confirmed = append(p.confirmed, r)
+		r.msg = message.Message{} // it may be large, and is not needed any more
+		p.todo.confirmed = append(p.todo.confirmed, r)
 		p.offer(ln)
 	case message.Nacked:
 		p.refuse(h, res, probed)
@@ -42,14 +43,15 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 	case message.Returned:
 		p.refuse(h, res, probed)
 		if p.due(h, r) {
-			p.park(r, res.Reason)
+			p.todo.parks = append(p.todo.parks, refusal{row: r, reason: res.Reason})
 		} else {
-			p.charge(r, res.Reason, time.Until(h.until))
+			p.todo.refused = append(p.todo.refused, refusal{r, res.Reason, max(0, time.Until(h.until))})
 			p.again(ln, r)
 		}
 		p.lift(h)
 	case message.Refused:
-		p.park(r, res.Reason)
+		// The line stays busy: its key goes on only when the park is committed.
+		p.todo.parks = append(p.todo.parks, refusal{row: r, reason: res.Reason})
 	case message.Aborted:
 		p.solo++
 		p.suspects = append(p.suspects, ln)
@@ -66,14 +68,4 @@ func (p *pump) breakOff(pi *pipe, res message.Result) {
 	}
 	pi.broken = true
 	p.cfg.Log.Warn("confirm channel lost; publishing again", "result", res.Kind.String(), "reason", res.Reason)
-}
-
-// charge counts a refusal of r.
-func (p *pump) charge(r *row, reason string, wait time.Duration) {
-	p.refusals = append(p.refusals, refusal{row: r, reason: reason, wait: max(0, wait)})
-}
-
-// park writes r off with a reason. Its key goes on only when that is committed.
-func (p *pump) park(r *row, reason string) {
-	p.refusals = append(p.refusals, refusal{row: r, reason: reason, park: true})
 }

@@ -9,48 +9,67 @@ import (
 	"backstep/internal/crash"
 )
 
-type writeDone struct {
-	marked, unmarked   []*row
-	refused, unrefused []refusal
-	lost               []refusal // not ours to decide any more
-	err                error
+// maxRefusals is how many refusals, and how many parks, go into one write: marks must not
+// wait for thousands of them.
+const maxRefusals = 64
+
+// toWrite is what is to be written about rows.
+type toWrite struct {
+	confirmed []*row    // to be marked, by one statement
+	refused   []refusal // to be charged, by one transaction
+	parks     []refusal // a transaction each
 }
 
-// write starts the next write: refusals and parks first, then one mark for all that is
-// confirmed.
+func (w *toWrite) empty() bool { return len(w.confirmed)+len(w.refused)+len(w.parks) == 0 }
+
+// cut takes off what goes into one write.
+func (w *toWrite) cut() toWrite {
+	n, m := min(maxRefusals, len(w.refused)), min(maxRefusals, len(w.parks))
+	first := toWrite{w.confirmed, w.refused[:n], w.parks[:m]}
+	w.confirmed, w.refused, w.parks = nil, w.refused[n:], w.parks[m:]
+	return first
+}
+
+// writeDone is what became of a write.
+type writeDone struct {
+	marked []*row
+	parked []*row
+	lost   []*row  // not parked: not ours to decide any more
+	failed toWrite // to be tried again
+	err    error
+}
+
+// write starts the next write, if there is something to write.
 func (p *pump) write(ctx context.Context) {
-	if p.writing || len(p.confirmed)+len(p.refusals) == 0 || time.Now().Before(p.retryAt) {
+	if p.writing || p.todo.empty() || time.Now().Before(p.retryAt) {
 		return
 	}
-	rows, refusals := p.confirmed, p.refusals
-	p.confirmed, p.marking, p.refusals = nil, rows, nil
-	p.writing = true
-	p.wg.Go(func() { p.written <- p.writeAll(ctx, rows, refusals) })
+	w := p.todo.cut()
+	p.writing, p.marking = true, w.confirmed
+	p.wg.Go(func() { p.written <- p.writeAll(ctx, w) })
 }
 
-// writeAll writes what it can; one refusal that cannot be written holds up nothing else.
-func (p *pump) writeAll(ctx context.Context, rows []*row, refusals []refusal) writeDone {
-	var done writeDone
-	for _, f := range refusals {
-		err := p.writeRefusal(ctx, f)
+// writeAll writes what it can: what cannot be written holds up nothing else.
+func (p *pump) writeAll(ctx context.Context, w toWrite) (done writeDone) {
+	if err := markPublished(ctx, p.db, w.confirmed); err != nil {
+		done.failed.confirmed, done.err = w.confirmed, err
+	} else {
+		done.marked = w.confirmed
+	}
+	if err := p.charge(ctx, w.refused); err != nil {
+		done.failed.refused, done.err = w.refused, err
+	}
+	for _, f := range w.parks {
+		err := p.park(ctx, f)
 		switch {
 		case err == nil:
-			done.refused = append(done.refused, f)
+			done.parked = append(done.parked, f.row)
 		case errors.Is(err, errNotOurs):
-			done.lost = append(done.lost, f)
+			done.lost = append(done.lost, f.row)
 		default:
-			done.err = err
-			done.unrefused = append(done.unrefused, f)
+			done.failed.parks, done.err = append(done.failed.parks, f), err
 		}
 	}
-	if len(rows) == 0 {
-		return done
-	}
-	if err := markPublished(ctx, p.db, rows); err != nil {
-		done.err, done.unmarked = err, rows
-		return done
-	}
-	done.marked = rows
 	return done
 }
 
@@ -60,26 +79,24 @@ func (p *pump) finishWrite(done writeDone) {
 		crash.Point("relay.marked")
 		p.retire(r)
 	}
-	for _, f := range done.refused {
-		if !f.park {
-			continue
-		}
-		p.uncount(f.row)
-		p.retire(f.row)
-		p.offer(p.keys[f.row.key])
+	for _, r := range done.parked {
+		p.uncount(r)
+		p.retire(r)
+		p.offer(p.keys[r.key])
 	}
-	for _, f := range done.lost {
-		ln := p.keys[f.row.key]
-		ln.waiting = slices.Insert(ln.waiting, 0, f.row)
+	for _, r := range done.lost {
+		ln := p.keys[r.key]
+		ln.waiting = slices.Insert(ln.waiting, 0, r)
 		p.abandon(ln)
 	}
+	p.writeTrouble.report(p.cfg.Log, "outbox rows not written; trying again", done.err)
 	if done.err == nil {
 		return
 	}
-	p.cfg.Log.Warn("outbox rows not written; trying again", "error", done.err,
-		"rows", len(done.unmarked)+len(done.unrefused))
-	p.confirmed = append(done.unmarked, p.confirmed...)
-	p.refusals = append(done.unrefused, p.refusals...)
+	// Parks that fail come last: there may be others.
+	p.todo.confirmed = append(done.failed.confirmed, p.todo.confirmed...)
+	p.todo.refused = append(done.failed.refused, p.todo.refused...)
+	p.todo.parks = append(slices.Clip(p.todo.parks), done.failed.parks...)
 	p.retryAt = time.Now().Add(p.cfg.PollMax/2 + jitter(p.cfg.PollMax/2))
 }
 
