@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS outbox_events (
     KEY ix_outbox_relay (shard, status, id),
     KEY ix_outbox_message (message_id),
     KEY ix_outbox_retention (status, published_at),
+    CONSTRAINT ck_outbox_message_id CHECK (LENGTH(message_id) > 0), -- the inbox knows messages by it
     CONSTRAINT ck_outbox_status CHECK (status IN ('PENDING', 'PUBLISHED', 'PARKED'))
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

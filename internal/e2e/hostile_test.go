@@ -70,6 +70,8 @@ func TestHostileInputIsParked(t *testing.T) {
 		{"fractional quantity", raw([]byte(`{"items":[{"sku":"A","quantity":0.5,"price_cents":1}]}`)), "does not decode"},
 		{"not JSON", raw([]byte(`{"customer":`)), "does not decode"},
 		{"empty body", raw(nil), "does not decode"},
+		{"request id too long", withRequestID(request(t, nil), strings.Repeat("R", 300)), "x-request-id has 300 bytes"},
+		{"request id too long and a bad body", withRequestID(raw([]byte("{")), strings.Repeat("R", 300)), "does not decode"},
 		{"not UTF-8", raw([]byte("{\"customer\":\"\xff\"}")), "not valid UTF-8"},
 	}
 	good := request(t, nil)
@@ -158,6 +160,11 @@ func TestHostileOrders(t *testing.T) {
 		t.Errorf("%d pieces of the SKU on two lines were shipped, want 5", n)
 	}
 	w.verify(expectation{confirmed: 6, noStock: 2})
+}
+
+func withRequestID(p amqp091.Publishing, id string) amqp091.Publishing {
+	p.Headers = amqp091.Table{message.HeaderRequestID: id}
+	return p
 }
 
 func withID(p amqp091.Publishing, id string) amqp091.Publishing {

@@ -2,6 +2,7 @@ package handlers
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 
@@ -41,6 +42,9 @@ func (h *OrderCreate) handle(ctx context.Context, tx *sqltx.Tx, m *message.Messa
 		return message.Outcome{Kind: message.Retry, Reason: m.Failure}
 	}
 	body, err := decode(m.Body)
+	if n := len(m.RequestID()); err == nil && n > message.MaxIDBytes {
+		err = fmt.Errorf("x-request-id has %d bytes; %d is the limit", n, message.MaxIDBytes)
+	}
 	if err != nil {
 		if aerr := outbox.Add(ctx, tx, rejected(m, err.Error())); aerr != nil {
 			return message.Outcome{Kind: message.Retry, Reason: aerr.Error()}
@@ -79,10 +83,15 @@ func (h *OrderCreate) create(ctx context.Context, tx *sqltx.Tx, o Order, request
 	return err
 }
 
-// rejected has no order to be about; the request is its key.
+// rejected has no order to be about; the request is its key, or the message if the request's
+// id is what is wrong.
 func rejected(m *message.Message, reason string) message.Message {
-	request := strings.ToValidUTF8(m.RequestID(), "\uFFFD")
+	id := m.RequestID()
+	if len(id) > message.MaxIDBytes {
+		id = m.MessageID
+	}
+	request := strings.ToValidUTF8(id, "\uFFFD")
 	e := event("order.rejected", request, map[string]any{"request_id": request, "reason": strings.ToValidUTF8(reason, "\uFFFD")})
-	e.CorrelationID, e.OrderingKey, e.AggregateID = m.RequestID(), m.RequestID(), m.RequestID()
+	e.CorrelationID, e.OrderingKey, e.AggregateID = id, id, id
 	return e
 }
