@@ -40,3 +40,6 @@ func (l Leases) Leave(ctx context.Context) error { return l.leave(ctx) }
 
 // Surplus returns the shards that wait to be released.
 func (l Leases) Surplus() []int { return l.surplus() }
+
+// ScheduleQueries are what the leader asks for due messages.
+var ScheduleQueries = []string{nextDueSQL, selectDueSQL}

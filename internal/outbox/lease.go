@@ -73,24 +73,19 @@ func (l *leases) surplus() []int {
 }
 
 // run renews until ctx ends. The first renewal happens at once.
-func (l *leases) run(ctx context.Context) error {
+func (l *leases) run(ctx context.Context) {
 	tick := time.NewTicker(l.cfg.LeaseTTL / 5)
 	defer tick.Stop()
-	failing := false
+	var trouble trouble
 	for {
 		err := l.renew(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && !failing:
-			l.cfg.Log.Warn("relay leases not renewed", "error", err)
-		case err == nil && failing:
-			l.cfg.Log.Info("relay leases renewed again")
+		if ctx.Err() != nil {
+			return
 		}
-		failing = err != nil
+		trouble.report(l.cfg.Log, "relay leases not renewed; trying again", err)
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-tick.C:
 		}
 	}

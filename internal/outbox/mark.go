@@ -21,7 +21,9 @@ UPDATE outbox_events FORCE INDEX (PRIMARY)
    AND id IN (`
 
 // markPublished marks rows with one UPDATE for each generation among them; there is one
-// unless an operator has requeued something.
+// unless an operator has requeued something. Each is a transaction of its own: that is one
+// round trip instead of four, and ctx can end it wherever it is. Repeating it is harmless,
+// whatever became of it: the guard makes it a no-op.
 func markPublished(ctx context.Context, db *sql.DB, rows []*row) error {
 	byGeneration := map[uint32][]any{}
 	for _, r := range rows {
@@ -29,12 +31,7 @@ func markPublished(ctx context.Context, db *sql.DB, rows []*row) error {
 	}
 	for generation, ids := range byGeneration {
 		query := markPublishedSQL + sqltx.Placeholders(len(ids)) + ")"
-		err := sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) error {
-			_, err := tx.Exec(ctx, query, append([]any{generation}, ids...)...)
-			return err
-		})
-		// Harmless to repeat when the outcome of COMMIT is unknown: the guard makes it a no-op.
-		if err != nil {
+		if _, err := db.ExecContext(ctx, query, append([]any{generation}, ids...)...); err != nil {
 			return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
 		}
 	}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"time"
 
@@ -41,49 +42,45 @@ SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), MIN(due_at))
 )
 
 // runSchedule moves due messages to the outbox while this relay leads.
-func (r *Relay) runSchedule(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-timer.C:
-		}
+func (r *Relay) runSchedule(ctx context.Context) {
+	var trouble trouble
+	for ctx.Err() == nil {
 		wait := r.cfg.PollMax
 		if r.Leads() {
-			n, err := r.promote(ctx)
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case err != nil:
-				r.cfg.Log.Warn("scheduled messages not promoted", "error", err)
-			case n > 0:
-				r.Wake()
-				wait = 0
-			default:
-				wait = r.untilDue(ctx)
+			due, err := r.untilDue(ctx)
+			if err == nil && due <= 0 {
+				err = r.promote(ctx)
+				due = r.cfg.PollMin
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			trouble.report(r.cfg.Log, "scheduled messages not promoted; trying again", err)
+			if err == nil {
+				wait = max(due, r.cfg.PollMin)
 			}
 		}
-		timer.Reset(max(wait, r.cfg.PollMin))
+		pause(ctx, min(wait, r.cfg.PollMax)) // another may be added meanwhile
 	}
 }
 
-// untilDue returns how long nothing is due, PollMax at most: another may be added meanwhile.
-func (r *Relay) untilDue(ctx context.Context) time.Duration {
-	var us *int64
-	if err := r.db.QueryRowContext(ctx, nextDueSQL).Scan(&us); err != nil || us == nil {
-		return r.cfg.PollMax // the next promote reports what is wrong
+// untilDue returns how long no message is due, PollMax if there is none.
+func (r *Relay) untilDue(ctx context.Context) (time.Duration, error) {
+	var us sql.NullInt64
+	if err := r.db.QueryRowContext(ctx, nextDueSQL).Scan(&us); err != nil {
+		return 0, fmt.Errorf("look for due messages: %w", err)
 	}
-	return min(r.cfg.PollMax, max(0, time.Duration(*us)*time.Microsecond))
+	if !us.Valid {
+		return r.cfg.PollMax, nil
+	}
+	return time.Duration(us.Int64) * time.Microsecond, nil
 }
 
-// promote moves one batch of due messages and returns how many they were.
-func (r *Relay) promote(ctx context.Context) (int, error) {
-	var ids []any
+// promote moves one batch of due messages.
+func (r *Relay) promote(ctx context.Context) error {
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
-		var err error
-		if ids, err = dueIDs(ctx, tx); err != nil || len(ids) == 0 {
+		ids, err := dueIDs(ctx, tx)
+		if err != nil || len(ids) == 0 {
 			return err
 		}
 		marks := sqltx.Placeholders(len(ids))
@@ -94,9 +91,10 @@ func (r *Relay) promote(ctx context.Context) (int, error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("promote scheduled messages: %w", err)
+		return fmt.Errorf("promote scheduled messages: %w", err)
 	}
-	return len(ids), nil
+	r.Wake()
+	return nil
 }
 
 // onDuplicateSelectSQL is onDuplicateSQL for INSERT … SELECT.
