@@ -30,7 +30,7 @@ func markPublished(ctx context.Context, db *sql.DB, rows []*row) error {
 		byGeneration[r.generation] = append(byGeneration[r.generation], r.id)
 	}
 	for generation, ids := range byGeneration {
-		query := markPublishedSQL + sqltx.Placeholders(len(ids)) + ")"
+		query := markPublishedSQL + sqltx.Placeholders(len(ids)) + ")" //nolint:gosec // nothing but question marks is added
 		if _, err := db.ExecContext(ctx, query, append([]any{generation}, ids...)...); err != nil {
 			return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
 		}

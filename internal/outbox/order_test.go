@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"slices"
 	"testing"
@@ -67,9 +68,9 @@ func TestOrderAcrossThePagesOfAPass(t *testing.T) {
 }
 
 // steal makes another relay the owner of a shard.
-func steal(t *testing.T, r *relay, exec func(query string, args ...any), shard int) {
+func steal(t *testing.T, r *relay, db *sql.DB, shard int) {
 	t.Helper()
-	exec(`UPDATE outbox_shards SET owner = 'thief', epoch = epoch + 1, renewals = renewals + 1 WHERE shard = ?`, shard)
+	exec(t, db, `UPDATE outbox_shards SET owner = 'thief', epoch = epoch + 1, renewals = renewals + 1 WHERE shard = ?`, shard)
 	eventually(t, "the relay notices", func() bool { return r.Shards() == message.Shards-1 })
 }
 
@@ -82,7 +83,7 @@ func TestShardLostAndRegained(t *testing.T) {
 	key := shardKeys(3, 1)[0]
 	add(t, db, keyed(command("q", "a"), key))
 	eventually(t, "the queue is found full", func() bool { return d.times("a") > 0 })
-	steal(t, r, func(query string, args ...any) { exec(t, db, query, args...) }, 3)
+	steal(t, r, db, 3)
 	exec(t, db, `UPDATE outbox_events SET status = 'PUBLISHED' WHERE message_id = 'a'`) // by the thief
 	exec(t, db, `UPDATE outbox_shards SET owner = NULL WHERE shard = 3`)
 	eventually(t, "the shard is ours again", func() bool { return r.Shards() == message.Shards })
@@ -92,6 +93,39 @@ func TestShardLostAndRegained(t *testing.T) {
 	published(t, db, 2)
 	if n := d.times("a") - before; n != 0 {
 		t.Errorf("a row that another relay has published was published %d times more", n)
+	}
+}
+
+// A line that is dropped because its shard has changed hands is read again from its beginning,
+// although the pass that goes on is past that.
+func TestDroppedLineIsReadInOrder(t *testing.T) {
+	t.Parallel()
+	db, f := database(t), &fake{}
+	flown := make(chan *fakeChannel, 1)
+	f.PublishFunc = func(c *fakeChannel, tag uint64, m *message.Message) error {
+		if m.MessageID == "k1" && len(f.all()) == 1 {
+			flown <- c
+			return nil
+		}
+		c.answer(tag, message.Confirmed, "")
+		return nil
+	}
+	keys := shardKeys(3, 10)
+	msgs := []message.Message{keyed(command("q", "k1"), keys[0])}
+	for _, k := range keys[1:] {
+		msgs = append(msgs, keyed(command("q", k), k))
+	}
+	add(t, db, append(msgs, keyed(command("q", "k2"), keys[0]))...)
+	// With four rows known the pass stops, before it comes to k2.
+	r := start(t, db, f, outbox.Config{Window: 1, Page: 1, LeaseTTL: 2 * time.Second})
+	c := <-flown
+	steal(t, r, db, 3)
+	exec(t, db, `UPDATE outbox_shards SET owner = NULL WHERE shard = 3`)
+	eventually(t, "the shard is ours again", func() bool { return r.Shards() == message.Shards })
+	c.end(message.Lost, "connection lost")
+	published(t, db, len(msgs)+1)
+	if sent := f.all()[1:]; slices.Index(sent, "k2") < slices.Index(sent, "k1") {
+		t.Errorf("k2 was published before k1: %v", sent)
 	}
 }
 
