@@ -205,17 +205,27 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 	}
 	if d.keep {
 		d.say("everything stays up until Ctrl-C")
-		select {
-		case <-ctx.Done():
-			d.say("stopping")
-		case ended := <-f.ended:
-			return ended.gone()
-		}
+		d.stay(ctx, f)
 	}
 	if !r.OK {
 		return errors.New("the outcome is not what it should be")
 	}
 	return nil
+}
+
+// stay waits for Ctrl-C. Whoever looks around may kill a worker to see what happens: the
+// others go on, and that is what there is to see.
+func (d *demo) stay(ctx context.Context, f *fleet) {
+	for {
+		select {
+		case <-ctx.Done():
+			d.say("stopping")
+			return
+		case p := <-f.ended:
+			p.expected = true
+			d.say("%s ended: %s; the others go on", p.name, p.cmd.ProcessState)
+		}
+	}
 }
 
 // environment is that of relays and workers: ours, with the place's servers.

@@ -95,7 +95,7 @@ func (f *fleet) stop() error {
 	for _, p := range f.procs {
 		select {
 		case <-p.done:
-			if p.err != nil {
+			if p.err != nil && !p.expected {
 				errs = append(errs, fmt.Errorf("%s: %w", p.name, p.err))
 			}
 		case <-limit.C:

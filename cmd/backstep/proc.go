@@ -23,6 +23,8 @@ type proc struct {
 	err  error  // how it ended; set before done is closed
 	done chan struct{}
 	tap  *tap
+
+	expected bool // it is known that it ended, and no fault
 }
 
 func (p *proc) awaitReady(ctx context.Context) error {
@@ -95,7 +97,7 @@ func (p *proc) tail() string {
 
 // gone is the error that a process ended which should not have.
 func (p *proc) gone() error {
-	return fmt.Errorf("%s ended by itself: %w; its last words:\n%s", p.name, p.err, p.tail())
+	return fmt.Errorf("%s ended by itself: %s; its last words:\n%s", p.name, p.cmd.ProcessState, p.tail())
 }
 
 // tap writes a process's output to its log and looks for the address of its admin port.

@@ -9,6 +9,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"backstep/internal/handlers"
 	"backstep/internal/outbox"
 	"backstep/internal/saga"
 )
@@ -23,10 +24,11 @@ type shown struct {
 func newSagaShow() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "show ID",
+		Use:   "show ID|REQUEST",
 		Short: "Show one saga: its steps, what it waits for, and what can be done",
 		Example: `  backstep saga show 0194f1a4-5c00-7000-8000-000000000001
-  backstep saga show 0194f1a4-5c00-7000-8000-000000000001 --json | jq .steps`,
+  backstep saga show 0194f1a4-5c00-7000-8000-000000000001 --json | jq .steps
+  backstep saga show my-order-1    # by the id of the request that made the order`,
 		Args: cobra.ExactArgs(1),
 		RunE: verb(func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
@@ -39,9 +41,16 @@ func newSagaShow() *cobra.Command {
 				return err
 			}
 			defer db.Close() //nolint:errcheck // the process ends
-			d, err := saga.Get(ctx, db, args[0])
+			id := args[0]
+			d, err := saga.Get(ctx, db, id)
 			if errors.Is(err, saga.ErrNotFound) {
-				return fmt.Errorf("no saga has the id %q; backstep saga list shows those there are", args[0])
+				if id, err = handlers.SagaOf(ctx, db, id); err == nil {
+					d, err = saga.Get(ctx, db, id)
+				}
+			}
+			if errors.Is(err, saga.ErrNotFound) {
+				return fmt.Errorf("no saga has the id %q, and no order was made by a request of that id; backstep saga list shows "+
+					"the sagas there are, and the reason of a message that was parked is in orders.parked", args[0])
 			}
 			if err != nil {
 				return err

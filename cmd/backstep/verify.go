@@ -53,6 +53,9 @@ that need somebody, are shown and are no violation.`,
 			} else {
 				f.print(cmd.OutOrStdout())
 			}
+			if !f.OK && wait == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "backstep: what is still on its way counts as a violation; wait for it first: backstep verify --wait 1m")
+			}
 			if err == nil && !f.OK {
 				err = errReported
 			}

@@ -13,6 +13,7 @@ import (
 
 	"backstep/internal/handlers"
 	"backstep/internal/message"
+	"backstep/internal/saga"
 )
 
 // request makes an order.create message; change alters the good order it starts from.
@@ -195,6 +196,16 @@ func TestSameOrderAgain(t *testing.T) {
 	w.verifyInvariants()
 	if n := w.count(`SELECT COUNT(*) FROM payments`); n != 1 {
 		t.Errorf("%d payments, want 1", n)
+	}
+	id, err := handlers.SagaOf(t.Context(), w.db, msg.MessageId)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := saga.Get(t.Context(), w.db, id); err != nil || s.Status != saga.Completed {
+		t.Errorf("the saga of the request is %s, %v", s.Status, err)
+	}
+	if _, err := handlers.SagaOf(t.Context(), w.db, "nobody"); !errors.Is(err, saga.ErrNotFound) {
+		t.Errorf("the saga of no request: %v, want ErrNotFound", err)
 	}
 }
 

@@ -3,8 +3,10 @@ package handlers
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 
+	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
 
@@ -43,4 +45,20 @@ func Outcomes(ctx context.Context, q sqltx.Querier, after string, limit int) ([]
 		list = append(list, o)
 	}
 	return list, rows.Err()
+}
+
+// Served by uq_orders_request.
+const orderOfRequestSQL = `SELECT id FROM orders WHERE request_id = ?`
+
+// SagaOf returns the id of the saga of the order that a request made, or saga.ErrNotFound.
+func SagaOf(ctx context.Context, q sqltx.Querier, requestID string) (string, error) {
+	var order []byte
+	err := q.QueryRowContext(ctx, orderOfRequestSQL, []byte(requestID)).Scan(&order)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", fmt.Errorf("%w: no order was made by request %q", saga.ErrNotFound, requestID)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find order of request %q: %w", requestID, err)
+	}
+	return saga.Find(ctx, q, PlaceOrder.Type, string(order))
 }

@@ -174,6 +174,22 @@ SELECT step_order, name, status, attempts, result, error, started_at, updated_at
  ORDER BY step_order`
 )
 
+// Served by uq_saga_correlation.
+const findSQL = `SELECT id FROM saga_instances WHERE type = ? AND correlation_id = ?`
+
+// Find returns the id of the instance of a type with this correlation id, or ErrNotFound.
+func Find(ctx context.Context, q sqltx.Querier, typ, correlationID string) (string, error) {
+	var id []byte
+	err := q.QueryRowContext(ctx, findSQL, []byte(typ), []byte(correlationID)).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", fmt.Errorf("%w: type %s, correlation id %q", ErrNotFound, typ, correlationID)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find saga of %q: %w", correlationID, err)
+	}
+	return string(id), nil
+}
+
 // Get returns one instance. ErrNotFound means there is none with that id.
 func Get(ctx context.Context, q sqltx.Querier, id string) (Detail, error) {
 	var d Detail
