@@ -3,8 +3,13 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"io"
+	"net"
+	"net/url"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,15 +19,15 @@ import (
 	"backstep/internal/testenv"
 )
 
-// TestSubmitThroughLostConnections closes the connection while orders are in flight. Each must
-// be in the queue, under the id that was printed.
+// TestSubmitThroughLostConnections cuts the connection twice while orders are in flight. Each
+// must be in the queue, under the id that was printed.
 func TestSubmitThroughLostConnections(t *testing.T) {
-	const orders = 40_000
+	const orders = 20_000
 	broker := testenv.Vhost(t)
-	o := newOperator(t, "BACKSTEP_AMQP_URL="+broker.URL)
+	url, cuts := cutting(t, broker.URL, 2)
+	o := newOperator(t, "BACKSTEP_AMQP_URL="+url)
 	o.run("", "topology", "apply").want(exitOK)
 	s := o.start("backstep", "submit", "--json", "--count", strconv.Itoa(orders))
-	broker.CloseConnections(t)
 	if code := s.wait(); code != exitOK {
 		t.Fatalf("exit code %d", code)
 	}
@@ -33,6 +38,9 @@ func TestSubmitThroughLostConnections(t *testing.T) {
 		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Confirmed {
 			lost[line.MessageID] = true
 		}
+	}
+	if n := cuts(); n != 2 {
+		t.Fatalf("%d connections were cut, want 2", n)
 	}
 	if len(lost) != orders {
 		t.Fatalf("%d of %d orders confirmed", len(lost), orders)
@@ -64,4 +72,48 @@ func TestSubmitThroughLostConnections(t *testing.T) {
 		}
 	}
 	t.Logf("%d copies", copies)
+}
+
+// cutting is a way to the broker that cuts the first connections on which more than 1 MiB goes
+// to it; all orders together are several times that.
+func cutting(t *testing.T, broker string, times int64) (through string, cuts func() int64) {
+	t.Helper()
+	u, err := url.Parse(broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := u.Host
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return // the test is over
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			end := func() { _ = client.Close(); _ = server.Close() }
+			wg.Go(func() { defer end(); _, _ = io.Copy(client, server) })
+			wg.Go(func() {
+				defer end()
+				n, _ := io.CopyN(server, client, 1<<20)
+				if n == 1<<20 && done.Load() < times {
+					done.Add(1)
+					return
+				}
+				_, _ = io.Copy(server, client)
+			})
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	u.Host = l.Addr().String()
+	return u.String(), done.Load
 }
