@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -112,28 +113,58 @@ func (s *Servers) prepare(o Options, cleanup ...string) (string, error) {
 	return dir, nil
 }
 
+// startTries is how often a server is started. The ports were free when they were chosen, but
+// somebody else may be as fast: each try has ports, and a folder, of its own.
+const startTries = 3
+
 // startProcesses starts what is still missing as private processes, side by side.
 func (s *Servers) startProcesses(ctx context.Context, files programs, dir string) error {
 	var wg sync.WaitGroup
 	var errMySQL, errRabbit error
 	if s.database == nil {
 		wg.Go(func() {
-			var p *process
-			if p, s.dsn, errMySQL = startMySQL(ctx, s.guard, dir, files.mysql); p != nil {
-				s.database = p
-			}
+			errMySQL = tryToStart(ctx, dir, "mysql", func(dir string) error {
+				p, dsn, err := startMySQL(ctx, s.guard, dir, files.mysql)
+				if p != nil {
+					s.database, s.dsn = p, dsn
+				}
+				return err
+			})
 		})
 	}
 	if s.broker == nil {
 		wg.Go(func() {
-			var r *rabbit
-			if r, errRabbit = startRabbitMQ(ctx, s.guard, dir, files.rabbit); r != nil {
-				s.broker, s.amqp, s.management = r, r.url, r.http
-			}
+			errRabbit = tryToStart(ctx, dir, "rabbitmq", func(dir string) error {
+				r, err := startRabbitMQ(ctx, s.guard, dir, files.rabbit)
+				if r != nil {
+					s.broker, s.amqp, s.management = r, r.url, r.http
+				}
+				return err
+			})
 		})
 	}
 	wg.Wait()
 	return errors.Join(errMySQL, errRabbit)
+}
+
+// tryToStart calls start, with a fresh folder in dir, until it succeeds or is tried enough.
+func tryToStart(ctx context.Context, dir, name string, start func(dir string) error) error {
+	var errs []error
+	for try := range startTries {
+		own := filepath.Join(dir, fmt.Sprintf("%s-%d", name, try))
+		if err := os.Mkdir(own, 0o700); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		err := start(own)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // noWay says why there are no servers and what a person can do about it.
