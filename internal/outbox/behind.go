@@ -36,7 +36,7 @@ type behind struct {
 const (
 	behindMin = 1000                   // rows of a shard left out for this to be worth while
 	behindMax = 15 * time.Second       // until a shard is walked over again all the same
-	wrongMax  = 300 * time.Millisecond // a mark may be committed of which we do not know yet
+	wrongMax  = 300 * time.Millisecond // until it is walked over because the sums do not agree
 )
 
 // checksum tells one set of ids from another.
@@ -113,9 +113,9 @@ func (p *pump) begin(shard int, epoch uint64) (after uint64, head bool) {
 		return 0, false
 	}
 	age := time.Since(b.walked)
-	rested := age > 2*p.walkTook // a walk takes its time; others have at least as much before the next
+	rested := age > 4*p.walkTook // a walk takes its time; others have more before the next
 	switch {
-	case b.epoch != epoch, age > behindMax, rested && p.destHasRoom(b):
+	case b.epoch != epoch, age > max(behindMax, 20*p.walkTook), rested && p.destHasRoom(b):
 		delete(p.behind, shard)
 		return 0, false
 	case rested && p.keyHasRoom(b):
@@ -197,19 +197,14 @@ func (p *pump) doubt(sums map[int]checksum) map[int]bool {
 	if len(sums) == 0 {
 		return nil
 	}
-	known := map[int]checksum{}
-	for _, r := range p.known {
-		if b := p.behind[r.shard]; b != nil && r.id <= b.last && !r.written {
-			known[r.shard] = known[r.shard].plus(sumOf(r.id))
-		}
-	}
+	might := p.mightBePending()
 	doubtful := map[int]bool{}
 	for s, sum := range sums {
 		b := p.behind[s]
 		switch {
 		case b == nil: // dropped while the read ran
 			doubtful[s] = true
-		case sum == b.sum.plus(known[s]):
+		case slices.Contains(might[s], sum.minus(b.sum)):
 			b.wrong = time.Time{}
 		default:
 			doubtful[s] = true
@@ -222,6 +217,37 @@ func (p *pump) doubt(sums map[int]checksum) map[int]bool {
 		}
 	}
 	return doubtful
+}
+
+// mightBePending returns, by shard, the sums there may be of rows that we know among what was
+// left out: some were, or are being, marked or parked while the sums were read.
+func (p *pump) mightBePending() map[int][]checksum {
+	pending, marking := map[int]checksum{}, map[int]checksum{}
+	among := func(r *row) bool {
+		b := p.behind[r.shard]
+		return b != nil && r.id <= b.last
+	}
+	for _, r := range p.known {
+		if among(r) && !r.written {
+			pending[r.shard] = pending[r.shard].plus(sumOf(r.id))
+		}
+	}
+	for _, r := range p.marking {
+		if among(r) {
+			marking[r.shard] = marking[r.shard].plus(sumOf(r.id))
+		}
+	}
+	might := map[int][]checksum{}
+	for s := range p.behind {
+		might[s] = []checksum{pending[s], pending[s].minus(marking[s])}
+	}
+	for _, r := range slices.Backward(p.retired) { // the last was written last
+		if among(r) {
+			pending[r.shard] = pending[r.shard].plus(sumOf(r.id))
+			might[r.shard] = append(might[r.shard], pending[r.shard])
+		}
+	}
+	return might
 }
 
 // leaveBehind notes what a pass has left out of a shard when it has come to its end.
