@@ -169,7 +169,6 @@ func TestOrderWhateverTheBrokerSays(t *testing.T) {
 		return nil
 	}
 	cfg := outbox.Config{LeaseTTL: 2 * time.Second, Window: 16, Page: 32, ConfirmTimeout: 200 * time.Millisecond}
-	cfg = cfg.Hasty()
 	start(t, db, f, cfg)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -192,11 +191,7 @@ func TestOrderWhateverTheBrokerSays(t *testing.T) {
 	cancel()
 	wg.Wait()
 	calm.Store(true)
-	began := time.Now()
 	published(t, direct, count(committed))
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("it took %s to publish the rest", took)
-	}
 	mu.Lock()
 	defer mu.Unlock()
 	if len(arrived) != count(committed) {

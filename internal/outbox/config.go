@@ -28,8 +28,6 @@ type Config struct {
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 
 	Log *slog.Logger
-
-	behindMin uint64
 }
 
 // Per destination and per key, rows kept in memory while they cannot be published. The pass
@@ -70,9 +68,6 @@ func (c Config) withDefaults() Config {
 	def(&c.DrainTimeout, 10*time.Second)
 	if c.Parked == nil {
 		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
-	}
-	if c.behindMin == 0 {
-		c.behindMin = behindMin
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

@@ -20,9 +20,4 @@
 //
 // Rows hash by ordering key onto 16 shards. A relay publishes the shards it holds leases on,
 // so there is no claim to write and no row lock on the way: read, publish, mark.
-//
-// What cannot go delays nobody else. A key's rows wait in its line, one in flight at a time. A
-// destination that refused is held, and one row at a time tries it on a channel of its own. A
-// pass over the pending rows walks on beyond what there is no room for, and the next begin
-// behind it. What the broker says decides about a row; an outage, of whatever length, does not.
 package outbox

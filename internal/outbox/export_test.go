@@ -9,17 +9,8 @@ import (
 
 // ReadQuery is the relay's read.
 func ReadQuery(after map[int]uint64, last uint64, limit int) (string, []any) {
-	return page{after: after, last: last, limit: limit}.query()
+	return page{after, last, limit}.query()
 }
-
-// Hasty returns c with passes that begin behind what they left out even if that is little.
-func (c Config) Hasty() Config {
-	c.behindMin = 1
-	return c
-}
-
-// SumQuery is how the relay looks whether something has changed.
-var SumQuery = sumQuery
 
 // FairShare is how many shards a relay should hold.
 var FairShare = fairShare

@@ -121,7 +121,7 @@ UPDATE outbox_shards
 func (l *leases) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.LeaseTTL)
 	defer cancel()
-	done, err := l.wait(ctx)
+	done, err := l.take(ctx)
 	if err != nil {
 		return fmt.Errorf("renew shard leases: %w", err)
 	}
@@ -140,8 +140,8 @@ func (l *leases) renew(ctx context.Context) error {
 	return l.balance(ctx, start)
 }
 
-// wait waits for our turn; done ends it.
-func (l *leases) wait(ctx context.Context) (done func(), err error) {
+// take waits for our turn; done ends it.
+func (l *leases) take(ctx context.Context) (done func(), err error) {
 	select {
 	case l.turn <- struct{}{}:
 		return func() { <-l.turn }, nil
@@ -183,7 +183,7 @@ func (l *leases) notify() {
 
 // release hands a shard over at once, if it is surplus still. After an error it is.
 func (l *leases) release(ctx context.Context, shard int) error {
-	done, err := l.wait(ctx)
+	done, err := l.take(ctx)
 	if err != nil {
 		return fmt.Errorf("release shard %d: %w", shard, err)
 	}

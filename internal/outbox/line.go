@@ -20,34 +20,18 @@ const (
 )
 
 // enqueue puts a row into its key's line, unless it is known already or there is no room
-// for it; then later rows of its key are left out too.
+// for it; then later rows of its key are left out too, for this pass.
 func (p *pump) enqueue(r *row) {
-	if _, ok := p.known[r.id]; ok {
+	if _, ok := p.known[r.id]; ok || p.pass.skipped[r.key] {
 		return
 	}
 	ln, h := p.keys[r.key], p.dests[r.dest]
-	why := func(*behind) {}
 	switch {
-	case p.isLeftOut(r.shard, r.key): // for a reason that is noted
-	case ln != nil && ln.place == held:
-		why = func(b *behind) { b.dests[ln.waiting[0].dest] = true }
-	case ln != nil && len(ln.waiting) >= keyBound:
-		why = func(b *behind) { b.lines[r.key] = true }
-	case ln == nil && h != nil && h.held && len(h.lines) >= destinationBound:
-		why = func(b *behind) { b.dests[r.dest] = true }
-	default:
-		p.keep(r, ln, h)
+	case ln != nil && (ln.place == held || len(ln.waiting) >= keyBound),
+		ln == nil && h != nil && h.held && len(h.lines) >= destinationBound:
+		p.pass.skipped[r.key] = true
 		return
 	}
-	b := p.left(r.shard, r.epoch)
-	b.sum = b.sum.plus(sumOf(r.id))
-	b.keys.add(r.key)
-	why(b)
-}
-
-// keep takes a row into memory.
-func (p *pump) keep(r *row, ln *line, h *hold) {
-	p.letIn(r)
 	if ln == nil {
 		ln = &line{key: r.key}
 		p.keys[r.key] = ln
@@ -99,14 +83,8 @@ func (p *pump) again(ln *line, r *row) {
 // abandon drops a line whose shard has changed hands since it was read. If it is ours, its
 // rows are read anew, but not by this pass: that is past some of them.
 func (p *pump) abandon(ln *line) {
-	if len(ln.waiting) > 0 {
-		r := ln.waiting[0]
-		delete(p.behind, r.shard)
-		if p.pass.left != nil {
-			left := p.left(r.shard, r.epoch)
-			left.keys.add(r.key)
-			left.void = true
-		}
+	if len(ln.waiting) > 0 && p.pass.skipped != nil {
+		p.pass.skipped[ln.key] = true
 	}
 	for _, r := range ln.waiting {
 		if h := p.dests[r.dest]; h.probe == ln {

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"maps"
 	"math"
 	"time"
 
@@ -17,22 +16,17 @@ import (
 // ids there were when it began: a later one would find a row whose predecessor, by key, has
 // committed behind its back under an id the pass is past.
 type pass struct {
-	began map[int]uint64  // shard → id it began behind, most often 0
-	after map[int]uint64  // shard → last id read; a shard leaves when it has no more
-	last  uint64          // no row beyond it
-	left  map[int]*behind // shard → what it has left out; later rows must not overtake that
-	head  map[int]int     // of these it reads one page before it goes on behind what was left out, and lets in so many rows
-	check map[int]uint64  // of these it reads what is behind, which is still to be verified
-	found bool            // it brought something new
-	took  time.Duration   // its reads
-	next  time.Time
-	wait  time.Duration
+	after   map[int]uint64  // shard → last id read; a shard leaves when it has no more
+	last    uint64          // no row beyond it
+	skipped map[string]bool // keys of which a row was left out; later ones must not overtake it
+	found   bool            // it brought something new
+	next    time.Time
+	wait    time.Duration
 }
 
 type readDone struct {
 	page
 	found
-	took   time.Duration
 	epochs map[int]uint64 // of the leases when the read began
 	err    error
 }
@@ -51,7 +45,11 @@ func (p *pump) read(ctx context.Context) {
 		return
 	}
 	if len(p.pass.after) == 0 {
-		p.startPass(owned)
+		p.pass.after = make(map[int]uint64, len(owned))
+		for s := range owned {
+			p.pass.after[s] = 0
+		}
+		p.pass.last, p.pass.skipped, p.pass.found = math.MaxUint64, map[string]bool{}, false
 	}
 	after := make(map[int]uint64, len(p.pass.after))
 	for s, id := range p.pass.after {
@@ -63,30 +61,12 @@ func (p *pump) read(ctx context.Context) {
 		p.endPass()
 		return
 	}
-	pg := page{after: after, last: p.pass.last, limit: max(1, p.pages/len(after)), check: p.pass.check}
-	p.pass.check = map[int]uint64{}
+	pg := page{after: after, last: p.pass.last, limit: max(1, p.pages/len(after))}
 	p.reading = true
 	p.wg.Go(func() {
-		began := time.Now()
 		f, err := pg.read(ctx, p.db)
-		p.reads <- readDone{page: pg, found: f, took: time.Since(began), epochs: owned, err: err}
+		p.reads <- readDone{page: pg, found: f, epochs: owned, err: err}
 	})
-}
-
-func (p *pump) startPass(owned map[int]uint64) {
-	p.pass.began, p.pass.head, p.pass.check = map[int]uint64{}, map[int]int{}, map[int]uint64{}
-	for s, epoch := range owned {
-		after, head := p.begin(s, epoch)
-		p.pass.began[s] = after
-		if head {
-			p.pass.head[s] = 0
-		}
-		if after > 0 {
-			p.pass.check[s] = after
-		}
-	}
-	p.pass.after, p.pass.last, p.pass.left = maps.Clone(p.pass.began), math.MaxUint64, map[int]*behind{}
-	p.pass.found, p.pass.took = false, 0
 }
 
 // roomLeft is how many more rows may be known. What waits for a held destination, and behind
@@ -110,37 +90,20 @@ func (p *pump) admit(done readDone) {
 	if len(done.rows) > 0 {
 		crash.Point("relay.read")
 	}
-	p.pass.took += done.took
-	doubtful := p.doubt(done.sums)
 	got := map[int]int{}
 	for _, r := range done.rows {
-		if doubtful[r.shard] {
-			continue
-		}
 		got[r.shard]++
 		r.epoch = done.epochs[r.shard]
 		p.pass.after[r.shard] = r.id
 		p.enqueue(r)
 	}
-	if len(done.rows) > 0 {
-		p.pass.last = min(p.pass.last, done.highest)
-	}
 	for s := range p.pass.after {
-		_, read := done.after[s]
-		_, head := p.pass.head[s]
-		switch {
-		case doubtful[s]:
-			p.pass.found = true // it is read again soon
+		// Either there are no more, or the shard was not ours to be read.
+		if !done.cut && got[s] < done.limit {
 			delete(p.pass.after, s)
-		case !read: // it was not ours
-			delete(p.pass.after, s)
-		case !done.cut && got[s] < done.limit: // there are no more
-			p.leaveBehind(s)
-			delete(p.pass.after, s)
-		case head:
-			p.jump(s)
 		}
 	}
+	p.pass.last = min(p.pass.last, done.highest)
 	if done.cut {
 		p.pages = max(message.Shards, p.pages/4)
 	} else {

@@ -86,7 +86,6 @@ func (p *pump) send(ctx context.Context, pi *pipe, ln *line, r *row) {
 	p.nextTag++
 	r.sent, r.alone = time.Now(), p.solo > 0
 	pi.launch(p.nextTag, r)
-	r.decode()
 	if r.fault != "" {
 		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})
 		return

@@ -39,9 +39,6 @@ type pump struct {
 	pass    pass
 	pages   int // rows of one read; shrinks when rows are large
 
-	behind   map[int]*behind // by shard
-	walkTook time.Duration   // of the last pass that left many rows out
-
 	todo    toWrite
 	marking []*row // confirmed, and being marked
 	writing bool
@@ -60,7 +57,7 @@ type pump struct {
 func newPump(r *Relay) *pump {
 	return &pump{
 		Relay: r, known: map[uint64]*row{}, keys: map[string]*line{}, dests: map[destination]*hold{},
-		main: newPipe(), side: newPipe(), behind: map[int]*behind{},
+		main: newPipe(), side: newPipe(),
 		reads: make(chan readDone, 1), written: make(chan writeDone, 1), pages: r.cfg.Page,
 		releasing: map[int]bool{}, released: make(chan int, message.Shards),
 	}

@@ -22,14 +22,10 @@ type row struct {
 	key        string
 	dest       destination
 	msg        message.Message
-	properties []byte // raw, until decode
-	headers    []byte
-	decoded    bool
 	size       int       // bytes
 	fault      string    // why it can never be published: it does not decode
 	created    time.Time // by our monotonic clock, as far as the database's tells
 	sent       time.Time
-	written    bool // marked or parked
 	alone      bool // it was sent with nothing else in flight, to see whether it is to blame
 }
 
@@ -65,8 +61,7 @@ const selectPendingSQL = `
 type page struct {
 	after map[int]uint64
 	last  uint64
-	limit int            // for each shard
-	check map[int]uint64 // shard → id up to which to sum up what is pending
+	limit int // for each shard
 }
 
 // query returns one UNION ALL over the shards; shard IN (…) ORDER BY id would sort.
@@ -87,7 +82,6 @@ type found struct {
 	rows    []*row
 	highest uint64 // the highest id there was
 	cut     bool   // it stopped early
-	sums    map[int]checksum
 }
 
 func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
@@ -101,20 +95,25 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	bytes := 0
 	for !f.cut && rs.Next() {
 		r := &row{}
-		var id, key, aggType, aggID, exchange, routingKey []byte
+		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
+		var created time.Time
 		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &r.properties, &r.headers, &r.msg.Body, &r.msg.Timestamp, &age, &f.highest); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age, &f.highest); err != nil {
 			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
 		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
 		r.dest.exchange, r.dest.routingKey = string(exchange), string(routingKey)
+		r.decode(properties, headers)
 		r.msg.MessageID = string(id)
 		r.msg.OrderingKey = r.key
 		r.msg.AggregateType, r.msg.AggregateID = string(aggType), string(aggID)
 		r.msg.Exchange, r.msg.RoutingKey, r.msg.Mandatory = r.dest.exchange, r.dest.routingKey, r.dest.mandatory
-		r.size = len(r.msg.Body) + len(r.headers) + len(r.properties)
+		if r.msg.Timestamp.IsZero() {
+			r.msg.Timestamp = created // the same in every copy
+		}
+		r.size = len(r.msg.Body) + len(headers) + len(properties)
 		f.rows = append(f.rows, r)
 		bytes += r.size
 		f.cut = bytes > maxPageBytes
@@ -122,30 +121,21 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	if err := rs.Err(); err != nil {
 		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
-	f.sums, err = sumPending(ctx, db, pg.check)
-	return f, err
+	return f, nil
 }
 
-// decode fills in properties and headers. It is left until the row is published: a pass reads
-// many rows that have to wait. A foreign writer may have stored anything: that parks this row
-// and no other.
-func (r *row) decode() {
-	if r.decoded {
-		return
-	}
-	r.decoded = true
-	id, created := r.msg.MessageID, r.msg.Timestamp
-	p, err := message.DecodeProperties(r.properties)
-	if err == nil {
-		r.msg.Properties = p
-		r.msg.Headers, err = message.DecodeHeaders(r.headers)
-	}
+// decode fills in properties and headers. A foreign writer may have stored anything: that
+// parks this row and no other.
+func (r *row) decode(properties, headers []byte) {
+	p, err := message.DecodeProperties(properties)
 	if err != nil {
 		r.fault = err.Error()
+		return
 	}
-	r.msg.MessageID = id
-	if r.msg.Timestamp.IsZero() {
-		r.msg.Timestamp = created // the same in every copy
+	h, err := message.DecodeHeaders(headers)
+	if err != nil {
+		r.fault = err.Error()
+		return
 	}
-	r.properties, r.headers = nil, nil
+	r.msg.Properties, r.msg.Headers = p, h
 }

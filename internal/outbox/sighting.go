@@ -45,7 +45,7 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 		return last
 	}
 	shards, members := map[int]shard{}, map[string]sighting{}
-	err := scan(ctx, db, func(rows *sql.Rows) error {
+	err := scan(ctx, db, selectShardsSQL, func(rows *sql.Rows) error {
 		var id int
 		var sh shard
 		var count uint64
@@ -55,11 +55,11 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 		sh.sighting = see(s.shards[id].sighting, count)
 		shards[id] = sh
 		return nil
-	}, selectShardsSQL)
+	})
 	if err != nil {
 		return fmt.Errorf("read outbox shards: %w", err)
 	}
-	err = scan(ctx, db, func(rows *sql.Rows) error {
+	err = scan(ctx, db, selectMembersSQL, func(rows *sql.Rows) error {
 		var id string
 		var count uint64
 		if err := rows.Scan(&id, &count); err != nil {
@@ -67,7 +67,7 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 		}
 		members[id] = see(s.members[id], count)
 		return nil
-	}, selectMembersSQL)
+	})
 	if err != nil {
 		return fmt.Errorf("read relay members: %w", err)
 	}
@@ -75,9 +75,8 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	return nil
 }
 
-// scan calls each for each row that a query gives.
-func scan(ctx context.Context, db *sql.DB, each func(*sql.Rows) error, query string, args ...any) error {
-	rows, err := db.QueryContext(ctx, query, args...)
+func scan(ctx context.Context, db *sql.DB, query string, each func(*sql.Rows) error) error {
+	rows, err := db.QueryContext(ctx, query)
 	if err != nil {
 		return err
 	}

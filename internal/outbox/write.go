@@ -103,7 +103,6 @@ func (p *pump) finishWrite(done writeDone) {
 // retire forgets a row whose write is committed: now, or when the read that may have begun
 // before the commit is in.
 func (p *pump) retire(r *row) {
-	r.written = true
 	if p.reading {
 		p.retired = append(p.retired, r)
 		return
