@@ -90,9 +90,8 @@ func (p *pump) send(ctx context.Context, pi *pipe, ln *line, r *row) {
 		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})
 		return
 	}
-	span := tracing.Publish(ctx, &r.msg)
+	r.span = tracing.Publish(ctx, &r.msg)
 	err := pi.channel.Publish(ctx, p.nextTag, &r.msg)
-	tracing.End(span, err)
 	switch {
 	case err == nil:
 		crash.Point("relay.published")

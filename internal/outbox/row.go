@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"backstep/internal/message"
 )
 
@@ -26,7 +28,8 @@ type row struct {
 	fault      string    // why it can never be published: it does not decode
 	created    time.Time // by our monotonic clock, as far as the database's tells
 	sent       time.Time
-	alone      bool // it was sent with nothing else in flight, to see whether it is to blame
+	span       trace.Span // of the publish, while it is in flight
+	alone      bool       // it was sent with nothing else in flight, to see whether it is to blame
 }
 
 // load is what a row counts in memory: a small one 1, a large one as many small ones.

@@ -5,6 +5,7 @@ import (
 
 	"backstep/internal/crash"
 	"backstep/internal/message"
+	"backstep/internal/tracing"
 )
 
 // settle takes what became of a publish on pi.
@@ -14,6 +15,10 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 		return // settled before, by a channel we gave up
 	}
 	pi.land(res.Tag)
+	if r.span != nil { // a row that does not decode is not sent
+		tracing.EndPublish(r.span, res)
+		r.span = nil
+	}
 	ln, h := p.keys[r.key], p.dests[r.dest]
 	probed := h.probe == ln
 	if probed {

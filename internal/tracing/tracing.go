@@ -35,11 +35,21 @@ func Create(ctx context.Context, m *message.Message) trace.Span {
 // added later, with others, is still the child of the step that caused it.
 func Carry(ctx context.Context, m *message.Message) { propagator.Inject(ctx, carrier(m.Headers)) }
 
-// Publish opens the span of one publish, a child of the message's create span.
+// Publish opens the span of one publish, a child of the message's create span. It lasts until
+// the broker has confirmed or refused the message: EndPublish ends it.
 func Publish(ctx context.Context, m *message.Message) trace.Span {
 	_, span := tracer().Start(Extract(ctx, m.Headers), "publish "+destination(m), trace.WithSpanKind(trace.SpanKindClient),
 		trace.WithAttributes(attributes("send", m)...))
 	return span
+}
+
+// EndPublish ends the span of a publish with what became of it.
+func EndPublish(span trace.Span, res message.Result) {
+	span.SetAttributes(attribute.String("backstep.result", res.Kind.String()))
+	if res.Kind != message.Confirmed {
+		span.SetStatus(codes.Error, res.Reason)
+	}
+	span.End()
 }
 
 // Process opens the span of a consumer handling a delivery, a child of its create span. The
