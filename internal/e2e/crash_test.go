@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestCrash kills a process at a named point with 100 orders in flight, starts another, and
+// TestCrash kills a process at a named point with 200 orders in flight, starts another, and
 // demands every invariant. (B01: a message goes out twice because the relay died after the
 // confirm and before the mark.)
 func TestCrash(t *testing.T) {
@@ -23,6 +23,8 @@ func TestCrash(t *testing.T) {
 		{"worker", "worker.before-commit", 40},
 		{"worker", "worker.committed", 40},
 		{"worker", "worker.acked", 40},
+		{"worker", "saga.failed", 15},       // a step has failed, nobody knows it yet
+		{"worker", "saga.compensating", 15}, // the failure is committed, nothing is undone yet
 	}
 	for _, tt := range tests {
 		t.Run(tt.point, func(t *testing.T) {
@@ -32,7 +34,7 @@ func TestCrash(t *testing.T) {
 			other := map[string]string{"relay": "worker", "worker": "relay"}[tt.role]
 			w.start(other, "BACKSTEP_BATCH=4")
 			w.awaitQueues()
-			msgs, want := orders(100)
+			msgs, want := orders(200)
 			w.submit(msgs...)
 			victim.killed(60 * time.Second)
 			w.start(tt.role)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"backstep/internal/crash"
 	"backstep/internal/outbox"
 	"backstep/internal/tracing"
 )
@@ -53,6 +54,7 @@ func (b *batch) call(ctx context.Context, c *command) (result []byte, err error)
 		case in.direction == Execute:
 			result, err = s.action(ctx, b.tx, in.input)
 		case s.compensate != nil:
+			crash.Point("saga.compensating")
 			err = s.compensate(ctx, b.tx, in.input, c.done.result)
 		}
 		return err
@@ -133,6 +135,7 @@ func (b *batch) failed(ctx context.Context, in *instance, cause error) error {
 		return err
 	}
 	b.await(ctx, in, undo, Compensate)
+	crash.Point("saga.failed")
 	return nil
 }
 
