@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	build := exec.Command("go", append(args, "backstep/cmd/worker", "backstep/cmd/relay")...)
+	build := exec.Command("go", append(args, "backstep/cmd/worker", "backstep/cmd/relay", "backstep/cmd/backstep")...)
 	build.Stdout, build.Stderr = os.Stdout, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build the binaries:", err)
@@ -69,16 +69,11 @@ func newWheel(t *testing.T) *wheel { return wheelOn(t, testenv.Shared(t)) }
 func wheelOn(t *testing.T, servers *testenv.Servers) *wheel {
 	t.Helper()
 	w := &wheel{t: t, dsn: servers.Database(t), broker: servers.Vhost(t)}
-	db, err := sqltx.Open(w.dsn, sqltx.Config{})
-	if err != nil {
+	w.db = openDSN(t, w.dsn)
+	if _, err := migrations.Up(t.Context(), w.db, nil); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() })
-	w.db = db
-	if _, err := migrations.Up(t.Context(), db, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := handlers.Seed(t.Context(), db, 20, 1_000); err != nil {
+	if err := handlers.Seed(t.Context(), w.db, 20, 1_000); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -94,14 +89,19 @@ type proc struct {
 	err  error
 }
 
-// start runs a binary with the wheel's servers and more environment.
+// start runs a relay or worker with the wheel's servers and more environment.
 func (w *wheel) start(role string, env ...string) *proc {
+	w.t.Helper()
+	return w.startArgs(role, nil, env...)
+}
+
+func (w *wheel) startArgs(role string, args []string, env ...string) *proc {
 	w.t.Helper()
 	log, err := os.Create(filepath.Join(w.t.TempDir(), role+".log"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(binaries, role))
+	cmd := exec.Command(filepath.Join(binaries, role), args...)
 	cmd.Env = append(os.Environ(), "BACKSTEP_MYSQL_DSN="+w.dsn, "BACKSTEP_AMQP_URL="+w.broker.URL)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = log, log
