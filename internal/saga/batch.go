@@ -27,14 +27,8 @@ type batch struct {
 type command struct {
 	*message.Message
 	in   *instance
-	done stored // in a compensation: what the action left
+	done []byte // in a compensation: what the action returned
 	out  *message.Outcome
-}
-
-// stored is what saga_steps has of a step.
-type stored struct {
-	name   string
-	result []byte
 }
 
 func (b *batch) run(ctx context.Context, msgs []message.Message) ([]message.Outcome, error) {
@@ -57,7 +51,8 @@ func (b *batch) run(ctx context.Context, msgs []message.Message) ([]message.Outc
 		return nil, err
 	}
 	for _, c := range todo {
-		if *c.out = c.recheck(); c.out.Kind != message.Done {
+		if c.in.commandID != c.MessageID { // by what was done since
+			*c.out = stale("another copy in the same batch")
 			continue
 		}
 		if err := b.handle(ctx, c); err != nil {
@@ -99,35 +94,18 @@ func (b *batch) check(c *command) message.Outcome {
 		return message.Outcome{Kind: message.Deferred, After: deferFor,
 			Reason: fmt.Sprintf("this worker does not know version %d of saga type %q", in.version, in.typ)}
 	}
+	if in.plan != "" && in.plan != in.def.plan {
+		return message.Park("saga %s awaits step %d of %q with the steps %s, but this worker's version %d has the steps %s; "+
+			"a definition that changes needs a new version", in.id, in.current+1, in.typ, in.plan, in.version, in.def.plan)
+	}
 	if in.current >= len(in.def.steps) {
 		return message.Park("saga %s is at step %d; its definition has %d", in.id, in.current, len(in.def.steps))
-	}
-	// The instance has an index; somebody may have edited the definition it points into.
-	if step := c.Headers.String(message.HeaderStep); step != "" && step != in.step().name {
-		return in.edited(in.current, step)
 	}
 	var err error
 	if in.input, err = in.def.decode(in.payload); err != nil {
 		return message.Park("input of saga %s: %v", in.id, err)
 	}
 	return message.Outcome{Kind: message.Done}
-}
-
-// recheck is check once more, with what was read and done since.
-func (c *command) recheck() message.Outcome {
-	switch {
-	case c.in.commandID != c.MessageID:
-		return stale("another copy in the same batch")
-	case c.done.name != "" && c.done.name != c.in.step().name:
-		return c.in.edited(c.in.current, c.done.name)
-	}
-	return message.Outcome{Kind: message.Done}
-}
-
-// edited parks a command because the definition has changed under its saga.
-func (in *instance) edited(order int, was string) message.Outcome {
-	return message.Park("step %d of saga %s is %q, but version %d of its definition has %q there",
-		order, in.id, was, in.version, in.def.steps[order].name)
 }
 
 func stale(format string, args ...any) message.Outcome {
@@ -183,11 +161,11 @@ func (b *batch) loadResults(ctx context.Context, todo []*command) error {
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id, name, result []byte
-		if err := rows.Scan(&id, &name, &result); err != nil {
+		var id, result []byte
+		if err := rows.Scan(&id, &result); err != nil {
 			return fmt.Errorf("read step results: %w", err)
 		}
-		undo[string(id)].done = stored{string(name), result}
+		undo[string(id)].done = result
 	}
 	return rows.Err()
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"strings"
 	"time"
 
 	"backstep/internal/message"
@@ -22,6 +23,7 @@ type Definition struct {
 	Version int
 
 	steps  []*step
+	plan   string // what must not change under an instance: the steps, and which can be undone
 	hooks  hooks
 	decode func(payload []byte) (any, error)
 }
@@ -83,11 +85,22 @@ func Define[In any](typ string, version int, parts ...Part[In]) *Definition {
 		}
 		names[s.name] = true
 	}
+	d.plan = d.describe()
 	return d
 }
 
 func (d *Definition) mistake(format string, args ...any) {
 	panic(fmt.Sprintf("saga.Define(%q, %d): ", d.Type, d.Version) + fmt.Sprintf(format, args...))
+}
+
+func (d *Definition) describe() string {
+	steps := make([]string, len(d.steps))
+	for i, s := range d.steps {
+		if steps[i] = s.name; s.compensate != nil {
+			steps[i] += " (undoable)"
+		}
+	}
+	return strings.Join(steps, ", ")
 }
 
 // encodes reports whether JSON can say values of type T.

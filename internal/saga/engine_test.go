@@ -364,48 +364,60 @@ func TestNotForThisEngine(t *testing.T) {
 	w.done(m)
 }
 
-// B86: a definition that was edited in place is not run at the wrong step, nor undone with
-// another step's result: its commands are parked, with saga, step and version in the reason.
+// B86: a definition that was edited in place instead of getting a new version runs no command
+// of a saga that started with the other one, wherever that saga is: not at the wrong step, not
+// to an end with a step missing, not past a compensation. The command is parked with saga,
+// version and both lists of steps. With the definition back, all of them finish.
 func TestDefinitionWasEdited(t *testing.T) {
 	t.Parallel()
 	var s script
 	w := newWorld(t, s.define("a", "b", "c"))
-	id := w.start("x")
-	w.done(w.command())
-	m := w.command() // of b
 	good := w.engine
+	awaited := map[string]message.Message{} // by saga
+	for _, tt := range []struct {
+		name  string
+		steps int // that it has behind it
+	}{{"at a", 0}, {"at b", 1}, {"at c", 2}, {"undoing b", 3}, {"undoing a", 4}} {
+		id := w.start(tt.name)
+		m := w.command()
+		for i := range tt.steps {
+			if i == 2 {
+				s.fail("c", Fail("no"))
+			}
+			w.done(m)
+			m = w.command()
+		}
+		awaited[id] = m
+	}
+	calls := len(s.called())
 	for name, steps := range map[string][]string{
-		"inserted": {"a", "new", "b", "c"}, "swapped": {"a", "c", "b"}, "renamed": {"a", "bb", "c"}, "removed": {"a", "c"},
+		"inserted": {"a", "new", "b", "c"}, "swapped": {"a", "c", "b"}, "renamed": {"a", "bb", "c"},
+		"removed in the middle": {"a", "c"}, "removed at the end": {"a", "b"}, "added at the end": {"a", "b", "c", "d"},
+		"compensation removed": {"a!", "b", "c"}, "compensation of a later step removed": {"a", "b", "c!"},
 	} {
 		w.engine = NewEngine(good.log, s.define(steps...))
-		o := w.deliver(m)[0]
-		if o.Kind != message.Parked || !strings.Contains(o.Reason, id) || !strings.Contains(o.Reason, `"b"`) || !strings.Contains(o.Reason, "version 1") {
-			t.Errorf("%s: %s: %s", name, o.Kind, o.Reason)
+		for id, m := range awaited {
+			o := w.deliver(m)[0]
+			if o.Kind != message.Parked {
+				t.Errorf("%s: command of saga %s is %s: %s", name, id, o.Kind, o.Reason)
+			}
+			for _, want := range []string{id, "version 1", `"trip"`, "a (undoable), b (undoable), c (undoable)", w.engine.defs["trip"][1].plan} {
+				if !strings.Contains(o.Reason, want) {
+					t.Errorf("%s: the reason does not say %s: %s", name, want, o.Reason)
+				}
+			}
 		}
 	}
-	// The step that failed is where it was; those before it are not.
-	s.fail("c", Fail("no"))
+	equal(t, "calls of steps by edited definitions", s.called()[calls:], []string{})
+	s.fail("c")
 	w.engine = good
-	w.done(m)
-	c := w.command()
-	w.done(c)
-	undo := w.command() // of b
-	w.engine = NewEngine(good.log, s.define("b", "a", "c"))
-	o := w.deliver(undo)[0]
-	if o.Kind != message.Parked || !strings.Contains(o.Reason, `"b"`) {
-		t.Errorf("compensation of a swapped step: %s: %s", o.Kind, o.Reason)
+	for id, m := range awaited {
+		undoing := m.Headers.String(message.HeaderDirection) == string(Compensate)
+		w.done(m)
+		w.run()
+		want := map[bool]Status{false: Completed, true: Compensated}[undoing]
+		equal(t, "status of a saga of the definition that is back", w.get(id).Status, want)
 	}
-	w.engine = good
-	w.done(undo)
-	undo = w.command() // of a, whose row another definition calls something else
-	w.exec(`UPDATE saga_steps SET name = 'z' WHERE step_order = 0`)
-	o = w.deliver(undo)[0]
-	if o.Kind != message.Parked || !strings.Contains(o.Reason, `"z"`) {
-		t.Errorf("compensation with the result of another step: %s: %s", o.Kind, o.Reason)
-	}
-	w.exec(`UPDATE saga_steps SET name = 'a' WHERE step_order = 0`)
-	w.done(undo)
-	equal(t, "status", w.get(id).Status, Compensated)
 }
 
 // A batch with a step that fails: only its own writes and messages are undone.

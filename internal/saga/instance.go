@@ -23,6 +23,7 @@ type instance struct {
 	attempt       int
 	commandID     string // "": nothing is awaited
 	payload       []byte
+	plan          string // of the definition it started with; "": not known
 	lastError     string
 
 	def   *Definition // nil: not known yet, or not at all
@@ -62,7 +63,7 @@ func (in *instance) withReason(f reasonHook) hook {
 
 // Served by the primary key, which is also the order of the locks.
 const lockInstancesSQL = `
-SELECT id, type, version, correlation_id, status, direction, current_step, attempt, command_id, payload, last_error
+SELECT id, type, version, correlation_id, status, direction, current_step, attempt, command_id, payload, plan, last_error
   FROM saga_instances
  WHERE id IN (%s)
  ORDER BY id
@@ -81,14 +82,14 @@ func lockInstances(ctx context.Context, tx *sqltx.Tx, ids []string) (map[string]
 	defer rows.Close()
 	for rows.Next() {
 		var in instance
-		var id, typ, correlation, command []byte
+		var id, typ, correlation, command, plan []byte
 		var lastError sql.NullString
 		if err := rows.Scan(&id, &typ, &in.version, &correlation, &in.status, &in.direction,
-			&in.current, &in.attempt, &command, &in.payload, &lastError); err != nil {
+			&in.current, &in.attempt, &command, &in.payload, &plan, &lastError); err != nil {
 			return nil, fmt.Errorf("lock sagas: %w", err)
 		}
 		in.id, in.typ, in.correlationID, in.commandID = string(id), string(typ), string(correlation), string(command)
-		in.lastError = lastError.String
+		in.plan, in.lastError = string(plan), lastError.String
 		out[in.id] = &in
 	}
 	if err := rows.Err(); err != nil {
@@ -195,7 +196,7 @@ func upsertSteps(ctx context.Context, tx *sqltx.Tx, rows []stepRow) error {
 }
 
 const selectResultsSQL = `
-SELECT saga_id, name, result
+SELECT saga_id, result
   FROM saga_steps
  WHERE (saga_id, step_order) IN (%s)`
 

@@ -55,7 +55,7 @@ func (b *batch) call(ctx context.Context, c *command) (result []byte, err error)
 			result, err = s.action(ctx, b.tx, in.input)
 		case s.compensate != nil:
 			crash.Point("saga.compensating")
-			err = s.compensate(ctx, b.tx, in.input, c.done.result)
+			err = s.compensate(ctx, b.tx, in.input, c.done)
 		}
 		return err
 	})

@@ -15,8 +15,8 @@ const (
 	insertInstanceSQL = `
 INSERT INTO saga_instances
        (id, type, version, correlation_id, status, direction, current_step, attempt, command_id,
-        awaited_since, payload, trace_id)
-VALUES (?, ?, ?, ?, ?, ?, 0, 1, ?, NOW(6), ?, ?)`
+        awaited_since, payload, plan, trace_id)
+VALUES (?, ?, ?, ?, ?, ?, 0, 1, ?, NOW(6), ?, ?, ?)`
 
 	// Locking, because the caller's snapshot may be older than the row. The INSERT that found
 	// the duplicate has this lock already.
@@ -45,7 +45,7 @@ func Start(ctx context.Context, tx *sqltx.Tx, d *Definition, correlationID strin
 	command := in.command("")
 	tracing.Carry(ctx, &command)
 	_, err = tx.Exec(ctx, insertInstanceSQL, []byte(in.id), []byte(in.typ), in.version, []byte(correlationID),
-		string(in.status), string(in.direction), []byte(in.commandID), payload, []byte(tracing.TraceID(ctx)))
+		string(in.status), string(in.direction), []byte(in.commandID), payload, []byte(d.plan), []byte(tracing.TraceID(ctx)))
 	if sqltx.Classify(err) == sqltx.Duplicate {
 		var existing []byte
 		if err := tx.QueryRow(ctx, selectByCorrelationSQL, []any{[]byte(d.Type), []byte(correlationID)}, &existing); err != nil {
