@@ -64,48 +64,91 @@ func decode(body []byte) (CreateOrder, error) {
 	return o, o.validate()
 }
 
+// validate says all that is wrong with the order at once, so that whoever sent it need not
+// find out one fault after the other.
 func (o *CreateOrder) validate() error {
+	var f faults
 	switch {
 	case len(o.Items) == 0:
-		return errors.New("the order has no lines")
+		f.add("the order has no lines")
 	case len(o.Items) > maxLines:
-		return fmt.Errorf("the order has %d lines; %d is the limit", len(o.Items), maxLines)
+		f.add("the order has %d lines; %d is the limit", len(o.Items), maxLines)
 	}
-	for _, f := range []struct{ name, value string }{
+	for _, field := range []struct{ name, value string }{
 		{"customer", o.Customer}, {"payment_token", o.PaymentToken},
 		{"ship_to.name", o.ShipTo.Name}, {"ship_to.street", o.ShipTo.Street},
 		{"ship_to.city", o.ShipTo.City}, {"ship_to.country", o.ShipTo.Country},
 	} {
-		if utf8.RuneCountInString(f.value) > maxText {
-			return fmt.Errorf("%s has more than %d characters", f.name, maxText)
+		if utf8.RuneCountInString(field.value) > maxText {
+			f.add("%s has more than %d characters", field.name, maxText)
 		}
 	}
+	for i, it := range o.Items {
+		switch {
+		case strings.TrimSpace(it.SKU) == "":
+			f.add("line %d has a blank SKU", i+1)
+		case len(it.SKU) > maxSKU:
+			f.add("line %d has a SKU of %d bytes; %d is the limit", i+1, len(it.SKU), maxSKU)
+		}
+		if it.Quantity <= 0 {
+			f.add("line %d has quantity %d", i+1, it.Quantity)
+		}
+		if it.PriceCents <= 0 {
+			f.add("line %d has price %d", i+1, it.PriceCents)
+		}
+	}
+	if f.n == 0 { // of lines with faults there is no sum
+		f.addSum(o)
+	}
+	return f.err()
+}
+
+// addSum adds what is wrong with the order's sums.
+func (f *faults) addSum(o *CreateOrder) {
 	var total int64
 	quantities := make(map[string]int64, len(o.Items))
 	for i, it := range o.Items {
 		switch {
-		case strings.TrimSpace(it.SKU) == "":
-			return fmt.Errorf("line %d has a blank SKU", i+1)
-		case len(it.SKU) > maxSKU:
-			return fmt.Errorf("line %d has a SKU of %d bytes; %d is the limit", i+1, len(it.SKU), maxSKU)
-		case it.Quantity <= 0:
-			return fmt.Errorf("line %d has quantity %d", i+1, it.Quantity)
-		case it.PriceCents <= 0:
-			return fmt.Errorf("line %d has price %d", i+1, it.PriceCents)
 		case it.PriceCents > math.MaxInt64/it.Quantity:
-			return fmt.Errorf("line %d overflows: %d × %d", i+1, it.Quantity, it.PriceCents)
+			f.add("line %d overflows: %d × %d", i+1, it.Quantity, it.PriceCents)
+			return
 		case total > math.MaxInt64-it.Quantity*it.PriceCents:
-			return fmt.Errorf("the total overflows at line %d", i+1)
+			f.add("the total overflows at line %d", i+1)
+			return
 		case quantities[it.SKU] > math.MaxInt64-it.Quantity:
-			return fmt.Errorf("the quantity of %s overflows at line %d", it.SKU, i+1)
+			f.add("the quantity of %s overflows at line %d", it.SKU, i+1)
+			return
 		}
 		total += it.Quantity * it.PriceCents
 		quantities[it.SKU] += it.Quantity
 	}
 	if total != o.TotalCents {
-		return fmt.Errorf("total_cents is %d but the lines add up to %d", o.TotalCents, total)
+		f.add("total_cents is %d but the lines add up to %d", o.TotalCents, total)
 	}
-	return nil
+}
+
+// faults are what is wrong with an order. Of very many, some are counted only.
+type faults struct {
+	said []string
+	n    int
+}
+
+const maxFaults = 10
+
+func (f *faults) add(format string, args ...any) {
+	if f.n++; f.n <= maxFaults {
+		f.said = append(f.said, fmt.Sprintf(format, args...))
+	}
+}
+
+func (f *faults) err() error {
+	if f.n > maxFaults {
+		f.said = append(f.said, fmt.Sprintf("and %d more", f.n-maxFaults))
+	}
+	if f.n == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(f.said, "; "))
 }
 
 // event makes a domain event about an order. Its key is the order: events of one order

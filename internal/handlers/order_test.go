@@ -44,6 +44,20 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// B101: one error lists all faults.
+func TestValidateSaysAll(t *testing.T) {
+	o := CreateOrder{Customer: strings.Repeat("c", 256), Items: []Item{item(" ", 0, -1), item("A", 1, 1), item("B", -2, 0)}}
+	want := "customer has more than 255 characters; line 1 has a blank SKU; line 1 has quantity 0; line 1 has price -1; " +
+		"line 3 has quantity -2; line 3 has price 0"
+	if err := o.validate(); err == nil || err.Error() != want {
+		t.Errorf("validate() = %v, want %s", err, want)
+	}
+	o = CreateOrder{Items: make([]Item, 500)}
+	if err := o.validate(); err == nil || !strings.HasSuffix(err.Error(), "line 4 has a blank SKU; and 1490 more") {
+		t.Errorf("validate() of 500 lines with 3 faults each = %v", err)
+	}
+}
+
 func TestValidateTextLimits(t *testing.T) {
 	o := CreateOrder{Items: []Item{item("A", 1, 1)}, TotalCents: 1}
 	o.ShipTo.Street = strings.Repeat("ß", 255)
