@@ -99,12 +99,20 @@ func (l *Lane) settle(ctx context.Context, s *session, g *group, open []*group) 
 }
 
 const (
-	// maxLost is how often a message may lose its connection to a server that is up, until it
-	// is to blame.
-	maxLost = 2
+	// maxLostTogether is how often a batch may lose its connection to a server that is up, until
+	// its messages are run alone; maxLostAlone, how often one then may in a row until it is to
+	// blame. A network that cuts a connection now and then must not cost anybody an attempt.
+	maxLostTogether, maxLostAlone = 2, 5
 	// lostPause gives a server that is going down time to be noticed as down.
 	lostPause = 500 * time.Millisecond
 )
+
+func (g *group) maxLost() int {
+	if len(g.ds) > 1 {
+		return maxLostTogether
+	}
+	return maxLostAlone
+}
 
 // again decides how to go on after the transaction of g failed with err. Nothing is spent and
 // nothing parked for conflicts and outages.
@@ -130,7 +138,7 @@ func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error)
 			g.lost = 0
 			return []*group{g}, nil
 		}
-		if g.lost++; class != sqltx.Canceled && g.lost < maxLost {
+		if g.lost++; class != sqltx.Canceled && g.lost < g.maxLost() {
 			sleep(ctx, lostPause)
 			return []*group{g}, nil
 		}
