@@ -24,6 +24,8 @@ type Config struct {
 	ConfirmTimeout time.Duration // until a confirm that does not come is taken for lost; default 30 s
 	DrainTimeout   time.Duration // for what is in hand at the end; default 10 s
 
+	DeletePublished bool // instead of marking; nothing can be published again then
+
 	// Parked is called in the transaction that parks a row, to tell whoever waits for it.
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 

@@ -43,3 +43,6 @@ func (l Leases) Surplus() []int { return l.surplus() }
 
 // ScheduleQueries are what the leader asks for due messages.
 var ScheduleQueries = []string{nextDueSQL, selectDueSQL}
+
+// SweepSQL is the sweeper's statement.
+const SweepSQL = sweepSQL

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -20,18 +19,30 @@ UPDATE outbox_events FORCE INDEX (PRIMARY)
    AND generation = ?
    AND id IN (`
 
-// markPublished marks rows with one UPDATE for each generation among them; there is one
+// Without a retention the row goes at once. The join is what lets the index be forced.
+const deletePublishedSQL = `
+DELETE e
+  FROM outbox_events e FORCE INDEX (PRIMARY)
+ WHERE e.status = 'PENDING'
+   AND e.generation = ?
+   AND e.id IN (`
+
+// markPublished marks rows, or deletes them, with one UPDATE for each generation among them; there is one
 // unless an operator has requeued something. Each is a transaction of its own: that is one
 // round trip instead of four, and ctx can end it wherever it is. Repeating it is harmless,
 // whatever became of it: the guard makes it a no-op.
-func markPublished(ctx context.Context, db *sql.DB, rows []*row) error {
+func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
+	query := markPublishedSQL
+	if r.cfg.DeletePublished {
+		query = deletePublishedSQL
+	}
 	byGeneration := map[uint32][]any{}
-	for _, r := range rows {
-		byGeneration[r.generation] = append(byGeneration[r.generation], r.id)
+	for _, row := range rows {
+		byGeneration[row.generation] = append(byGeneration[row.generation], row.id)
 	}
 	for generation, ids := range byGeneration {
-		query := markPublishedSQL + sqltx.Placeholders(len(ids)) + ")" //nolint:gosec // nothing but question marks is added
-		if _, err := db.ExecContext(ctx, query, append([]any{generation}, ids...)...); err != nil {
+		list := sqltx.Placeholders(len(ids)) + ")"
+		if _, err := r.db.ExecContext(ctx, query+list, append([]any{generation}, ids...)...); err != nil {
 			return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
 		}
 	}

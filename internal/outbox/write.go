@@ -51,7 +51,7 @@ func (p *pump) write(ctx context.Context) {
 
 // writeAll writes what it can: what cannot be written holds up nothing else.
 func (p *pump) writeAll(ctx context.Context, w toWrite) (done writeDone) {
-	if err := markPublished(ctx, p.db, w.confirmed); err != nil {
+	if err := p.markPublished(ctx, w.confirmed); err != nil {
 		done.failed.confirmed, done.err = w.confirmed, err
 	} else {
 		done.marked = w.confirmed
