@@ -113,7 +113,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
 	}
 	defer func() { err = errors.Join(err, servers.Stop()) }()
-	p, err := newPlace(ctx, servers, given)
+	p, err := newPlace(ctx, "demo", servers, given)
 	if err != nil {
 		return err
 	}

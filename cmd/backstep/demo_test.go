@@ -153,7 +153,7 @@ func nothingLeft(t *testing.T, o *operator, said string) {
 	if err := p.exec(t.Context(), "USE "+name); err == nil {
 		t.Errorf("database %s is still there", name)
 	}
-	if err := p.manage(t.Context(), http.MethodGet, nil, "vhosts", name); err == nil {
+	if err := p.manage(t.Context(), http.MethodGet, nil, nil, "vhosts", name); err == nil {
 		t.Errorf("virtual host %s is still there", name)
 	}
 }

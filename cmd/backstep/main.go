@@ -1,5 +1,5 @@
 // Command backstep is the operator's command line: schema and topology, submitting orders,
-// looking at sagas, checking every invariant, and the demo.
+// looking at sagas, checking every invariant, the demo, and benchmarks.
 package main
 
 import (
@@ -95,7 +95,7 @@ func newRoot() *cobra.Command {
 	topology.AddCommand(newTopologyApply())
 	sagas := group("saga", "Look at sagas")
 	sagas.AddCommand(newSagaList(), newSagaShow())
-	root.AddCommand(migrate, topology, newSubmit(), sagas, newVerify(), newDemo())
+	root.AddCommand(migrate, topology, newSubmit(), sagas, newVerify(), newDemo(), newBench())
 	return root
 }
 

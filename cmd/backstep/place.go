@@ -17,8 +17,8 @@ import (
 	"backstep/internal/testenv"
 )
 
-// place is a database and a virtual host that the demo has for itself, on servers that may be
-// somebody else's.
+// place is a database and a virtual host that a demo or a benchmark has for itself, on servers
+// that may be somebody else's.
 type place struct {
 	servers *testenv.Servers
 	given   config // the servers that are somebody else's
@@ -26,11 +26,11 @@ type place struct {
 	config  config
 }
 
-// newPlace makes both. What it made is dropped again if it fails.
-func newPlace(ctx context.Context, servers *testenv.Servers, given config) (*place, error) {
+// newPlace makes both, for the demo or a benchmark. What it made is dropped again if it fails.
+func newPlace(ctx context.Context, purpose string, servers *testenv.Servers, given config) (*place, error) {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails
-	p := &place{servers: servers, given: given, name: "backstep_demo_" + hex.EncodeToString(b[:])}
+	p := &place{servers: servers, given: given, name: "backstep_" + purpose + "_" + hex.EncodeToString(b[:])}
 	p.config.MySQL.DSN = servers.DSN(p.name)
 	p.config.AMQP.URL = servers.AMQPURL(p.name)
 	p.config.AMQP.ManagementURL = servers.ManagementURL()
@@ -49,28 +49,31 @@ func (p *place) make(ctx context.Context) error {
 	if err != nil {
 		return errors.New("the broker's address is not a URL") // err would quote the password
 	}
-	if err := p.manage(ctx, http.MethodPut, nil, "vhosts", p.name); err != nil {
+	if err := p.manage(ctx, http.MethodPut, nil, nil, "vhosts", p.name); err != nil {
 		return fmt.Errorf("create virtual host %s: %w; the user in BACKSTEP_AMQP_URL needs the administrator tag", p.name, err)
 	}
 	all := map[string]string{"configure": ".*", "write": ".*", "read": ".*"}
-	if err := p.manage(ctx, http.MethodPut, all, "permissions", p.name, u.User.Username()); err != nil {
+	if err := p.manage(ctx, http.MethodPut, all, nil, "permissions", p.name, u.User.Username()); err != nil {
 		return fmt.Errorf("permit %s on virtual host %s: %w", u.User.Username(), p.name, err)
 	}
 	return nil
 }
 
-// drop deletes what would stay: on servers of ours it goes with them. It needs no context: it
-// has to be done when everything else has ended.
-func (p *place) drop() error {
+// drop deletes what would stay: on servers of ours it goes with them.
+func (p *place) drop() error { return p.remove(p.given.AMQP.URL != "", p.given.MySQL.DSN != "") }
+
+// remove deletes the virtual host, the database, or both. It needs no context: it has to be
+// done when everything else has ended.
+func (p *place) remove(vhost, database bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var errs []error
-	if p.given.AMQP.URL != "" {
-		if err := p.manage(ctx, http.MethodDelete, nil, "vhosts", p.name); err != nil {
+	if vhost {
+		if err := p.manage(ctx, http.MethodDelete, nil, nil, "vhosts", p.name); err != nil {
 			errs = append(errs, fmt.Errorf("delete virtual host %s: %w", p.name, err))
 		}
 	}
-	if p.given.MySQL.DSN != "" {
+	if database {
 		if err := p.exec(ctx, "DROP DATABASE IF EXISTS "+p.name); err != nil {
 			errs = append(errs, fmt.Errorf("drop database %s: %w", p.name, err))
 		}
@@ -89,8 +92,23 @@ func (p *place) exec(ctx context.Context, query string) error {
 	return err
 }
 
-// manage calls the management API; that something to delete is not there is as good.
-func (p *place) manage(ctx context.Context, method string, body any, segments ...string) error {
+// versions returns those of the servers.
+func (p *place) versions(ctx context.Context, db *sql.DB) (mysql, rabbit string, err error) {
+	if err := db.QueryRowContext(ctx, `SELECT VERSION()`).Scan(&mysql); err != nil {
+		return "", "", fmt.Errorf("ask MySQL for its version: %w", err)
+	}
+	var overview struct {
+		Version string `json:"rabbitmq_version"`
+	}
+	if err := p.manage(ctx, http.MethodGet, nil, &overview, "overview"); err != nil {
+		return "", "", fmt.Errorf("ask RabbitMQ for its version: %w", err)
+	}
+	return mysql, overview.Version, nil
+}
+
+// manage calls the management API and decodes its answer, unless that is nil; that something
+// to delete is not there is as good.
+func (p *place) manage(ctx context.Context, method string, body, answer any, segments ...string) error {
 	u, err := url.Parse(p.servers.ManagementURL())
 	if err != nil {
 		return errors.New("the management API's address is not a URL")
@@ -120,5 +138,8 @@ func (p *place) manage(ctx context.Context, method string, body any, segments ..
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // half an explanation is better than none
 		return fmt.Errorf("management API answered %s: %s", resp.Status, bytes.TrimSpace(text))
 	}
-	return nil
+	if answer == nil {
+		return nil
+	}
+	return json.NewDecoder(resp.Body).Decode(answer)
 }

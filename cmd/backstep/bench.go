@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"backstep/internal/app"
+	"backstep/internal/bench"
+	"backstep/internal/testenv"
+	"backstep/migrations"
+)
+
+func newBench() *cobra.Command {
+	cmd := group("bench", "Measure relay and latency, each beside what the servers do without us")
+	cmd.Long = `Measures on MySQL and RabbitMQ of its own (or in a database and a virtual host of its own on those
+in BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), with real processes, and removes all it made. Each
+repetition begins afresh and measures right before what the same servers do without us. Compare
+the ratios: what a machine does in a second changes from one minute to the next. Figures are
+medians of the repetitions, with the least and the most beside them.`
+	cmd.AddCommand(newBenchRelay(), newBenchLatency())
+	return cmd
+}
+
+// benchOptions are the flags that all benchmarks have.
+type benchOptions struct {
+	runs   int
+	asJSON bool
+}
+
+func (o *benchOptions) register(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&o.runs, "runs", 3, "repetitions, each afresh; the medians count")
+	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
+}
+
+func (o *benchOptions) validate() error {
+	return inRange("runs", o.runs, 1, 100)
+}
+
+// inRange reports a flag that is out of its range.
+func inRange(flag string, v, low, high int) error {
+	if v < low || v > high {
+		return usagef("--%s is %d; it may be %d to %d", flag, v, low, high)
+	}
+	return nil
+}
+
+// figure is what was measured of one thing in each repetition. The median counts; the others
+// say how steady it was.
+type figure struct {
+	Median float64   `json:"median"`
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	Values []float64 `json:"values"` // in the order of the repetitions
+}
+
+func (f *figure) add(v float64) {
+	f.Values = append(f.Values, v)
+	sorted := slices.Sorted(slices.Values(f.Values))
+	n := len(sorted)
+	f.Min, f.Max = sorted[0], sorted[n-1]
+	f.Median = (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// print returns the median and, if there is more than one repetition, the least and the most.
+func (f *figure) print(format string) string {
+	if f == nil || len(f.Values) == 0 {
+		return "-"
+	}
+	s := fmt.Sprintf(format, f.Median)
+	if len(f.Values) > 1 {
+		s += fmt.Sprintf(" ("+format+" to "+format+")", f.Min, f.Max)
+	}
+	return s
+}
+
+// costs are figures of processor time, by process: relay, worker (all of a kind together),
+// mysql, rabbitmq, and bench, which is this process. A server that we did not start is missing.
+type costs map[string]*figure
+
+// add adds one repetition: what was used between two readings, in units of the divisor.
+func (c costs) add(before, after map[string]time.Duration, divisor float64) {
+	for name, end := range after {
+		if c[name] == nil {
+			c[name] = &figure{}
+		}
+		c[name].add((end - before[name]).Seconds() / divisor)
+	}
+}
+
+// costOrder is the order in which the processes of costs are shown.
+var costOrder = []string{"relay", "worker", "mysql", "rabbitmq", "bench"}
+
+// rows appends a row for each process to a table: what, in which unit.
+func (c costs) rows(t table.Writer, what, format string) {
+	for _, name := range costOrder {
+		if f := c[name]; f != nil {
+			t.AppendRow([]any{what + ", " + name, f.print(format)})
+		}
+	}
+}
+
+// setting is what the figures depend on; each benchmark's result begins with it.
+type setting struct {
+	Bench    string `json:"bench"`
+	Version  string `json:"backstep"`
+	MySQL    string `json:"mysql"`
+	RabbitMQ string `json:"rabbitmq"`
+	Cores    int    `json:"cores"`
+	Runs     int    `json:"runs"`
+}
+
+// print prints the figures as a table, under what they depend on.
+func (s *setting) print(w io.Writer, parameters string, t table.Writer) {
+	fmt.Fprintf(w, "bench %s: %s\n%s, %s, RabbitMQ %s, MySQL %s\n\n", s.Bench, parameters,
+		plural(s.Runs, "repetition"), plural(s.Cores, "core"), s.RabbitMQ, s.MySQL)
+	render(w, t)
+}
+
+// benchmark is one run of a benchmark: servers for all repetitions, and for each repetition a
+// place of its own, so that none meets what another left.
+type benchmark struct {
+	benchOptions
+	progress io.Writer
+	setting  setting
+	servers  *testenv.Servers
+	given    config
+	programs map[string]string
+}
+
+func newBenchmark(name string, o benchOptions, progress io.Writer) *benchmark {
+	return &benchmark{
+		benchOptions: o, progress: progress,
+		setting: setting{Bench: name, Version: app.Version(), Cores: runtime.NumCPU(), Runs: o.runs},
+	}
+}
+
+func (b *benchmark) say(format string, args ...any) { fmt.Fprintf(b.progress, format+"\n", args...) }
+
+// run calls measure for each repetition. Whatever happens, all that was made is gone after it.
+func (b *benchmark) run(ctx context.Context, measure func(context.Context, *station) error) (err error) {
+	if b.programs, err = siblings("relay", "worker"); err != nil {
+		return err
+	}
+	if b.given, err = loadConfig(); err != nil {
+		return err
+	}
+	b.servers, err = testenv.Start(ctx, testenv.Options{
+		MySQLDSN: b.given.MySQL.DSN, AMQPURL: b.given.AMQP.URL, ManagementURL: b.given.AMQP.ManagementURL,
+		Log: slog.New(plainLog{b.progress}),
+	})
+	if err != nil {
+		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
+	}
+	defer func() { err = errors.Join(err, b.servers.Stop()) }()
+	for i := range b.runs {
+		if err := b.repeat(ctx, i, measure); err != nil {
+			return fmt.Errorf("repetition %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// repeat is one repetition.
+func (b *benchmark) repeat(ctx context.Context, i int, measure func(context.Context, *station) error) (err error) {
+	p, err := newPlace(ctx, "bench", b.servers, b.given)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.remove(true, true)) }()
+	b.say("repetition %d of %d, in database and virtual host %s", i+1, b.runs, p.name)
+	s, err := b.install(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.leave(ctx, err)) }()
+	return measure(ctx, s)
+}
+
+// station is where one repetition is measured: schema and topology are there, nothing runs.
+type station struct {
+	*benchmark
+	place  *place
+	db     *sql.DB
+	broker *broker
+	logs   string // folder
+	fleet  *fleet
+}
+
+func (b *benchmark) install(ctx context.Context, p *place) (_ *station, err error) {
+	s := &station{benchmark: b, place: p}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.leave(ctx, err))
+		}
+	}()
+	if s.db, err = p.config.openDatabase(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := migrations.Up(ctx, s.db, nil); err != nil {
+		return nil, err
+	}
+	if _, err := applyTopology(ctx, p.config); err != nil {
+		return nil, err
+	}
+	if s.broker, err = p.config.connect(ctx); err != nil {
+		return nil, err
+	}
+	if b.setting.MySQL, b.setting.RabbitMQ, err = p.versions(ctx, s.db); err != nil {
+		return nil, err
+	}
+	if s.logs, err = os.MkdirTemp("", "backstep-bench-"); err != nil {
+		return nil, fmt.Errorf("make a folder for logs: %w", err)
+	}
+	if s.fleet, err = newFleet(s.logs, p.environment()); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// leave stops what runs. The logs stay if it failed with why.
+func (s *station) leave(ctx context.Context, why error) error {
+	var err error
+	if s.fleet != nil {
+		if e := s.fleet.stop(); e != nil {
+			err = fmt.Errorf("stop relays and workers: %w", e)
+		}
+	}
+	if s.broker != nil {
+		s.broker.close()
+	}
+	if s.db != nil {
+		_ = s.db.Close() // the database is dropped next
+	}
+	if s.logs == "" {
+		return err
+	}
+	if errors.Join(why, err) != nil && ctx.Err() == nil {
+		s.say("the logs of relays and workers are in %s", s.logs)
+		return err
+	}
+	return errors.Join(err, os.RemoveAll(s.logs))
+}
+
+// start starts n processes of a role, relay or worker. To wait for them: s.fleet.awaitReady.
+func (s *station) start(role string, n int) error {
+	for i := range n {
+		if err := s.fleet.start(s.programs[role], fmt.Sprintf("%s-%d", role, i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cpu returns the processor time so far by process, as in costs.
+func (s *station) cpu() (map[string]time.Duration, error) {
+	used := map[string]time.Duration{}
+	read := func(name string, pid int) error {
+		d, err := bench.CPU(pid)
+		used[name] += d
+		return err
+	}
+	errs := []error{read("bench", os.Getpid())}
+	if pid := s.servers.MySQLPID(); pid != 0 {
+		errs = append(errs, read("mysql", pid))
+	}
+	if pid := s.servers.RabbitPID(); pid != 0 {
+		errs = append(errs, read("rabbitmq", pid))
+	}
+	for _, p := range s.fleet.procs {
+		role, _, _ := strings.Cut(p.name, "-")
+		errs = append(errs, read(role, p.cmd.Process.Pid))
+	}
+	return used, errors.Join(errs...)
+}
+
+// benchPatience is how long nothing may move before a benchmark fails.
+const benchPatience = 2 * time.Minute
+
+// await calls look every now and then until it reports that it is done. It fails if a process
+// of ours ends, or if what look counts has stood still for too long.
+func (s *station) await(ctx context.Context, what string, every time.Duration, look func(context.Context) (n int, done bool, err error)) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	stuck := time.NewTimer(benchPatience)
+	defer stuck.Stop()
+	last := math.MinInt
+	for {
+		n, done, err := look(ctx)
+		if err != nil || done {
+			return err
+		}
+		if n != last {
+			last = n
+			stuck.Reset(benchPatience)
+		}
+		select {
+		case <-tick.C:
+		case p := <-s.fleet.ended:
+			return p.gone()
+		case <-stuck.C:
+			return fmt.Errorf("nothing has moved for %s while waiting until %s", short(benchPatience), what)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
