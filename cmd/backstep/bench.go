@@ -132,7 +132,6 @@ func (s *setting) print(w io.Writer, parameters string, t table.Writer) {
 // benchmark is one run of a benchmark: servers for all repetitions, and for each repetition a
 // place of its own, so that none meets what another left.
 type benchmark struct {
-	benchOptions
 	progress io.Writer
 	setting  setting
 	servers  *testenv.Servers
@@ -140,10 +139,10 @@ type benchmark struct {
 	programs map[string]string
 }
 
-func newBenchmark(name string, o benchOptions, progress io.Writer) *benchmark {
+func newBenchmark(name string, runs int, progress io.Writer) *benchmark {
 	return &benchmark{
-		benchOptions: o, progress: progress,
-		setting: setting{Bench: name, Version: app.Version(), Cores: runtime.NumCPU(), Runs: o.runs},
+		progress: progress,
+		setting:  setting{Bench: name, Version: app.Version(), Cores: runtime.NumCPU(), Runs: runs},
 	}
 }
 
@@ -165,7 +164,7 @@ func (b *benchmark) run(ctx context.Context, measure func(context.Context, *stat
 		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
 	}
 	defer func() { err = errors.Join(err, b.servers.Stop()) }()
-	for i := range b.runs {
+	for i := range b.setting.Runs {
 		if err := b.repeat(ctx, i, measure); err != nil {
 			return fmt.Errorf("repetition %d: %w", i+1, err)
 		}
@@ -180,7 +179,7 @@ func (b *benchmark) repeat(ctx context.Context, i int, measure func(context.Cont
 		return err
 	}
 	defer func() { err = errors.Join(err, p.remove(true, true)) }()
-	b.say("repetition %d of %d, in database and virtual host %s", i+1, b.runs, p.name)
+	b.say("repetition %d of %d, in database and virtual host %s", i+1, b.setting.Runs, p.name)
 	s, err := b.install(ctx, p)
 	if err != nil {
 		return err
@@ -284,6 +283,35 @@ func (s *station) cpu() (map[string]time.Duration, error) {
 		errs = append(errs, read(role, p.cmd.Process.Pid))
 	}
 	return used, errors.Join(errs...)
+}
+
+const (
+	quietPoll    = 250 * time.Millisecond
+	quietShare   = 0.1 // of a core
+	quietTimeout = 15 * time.Second
+)
+
+// rest waits until the servers have done what they do behind the scenes after much was written,
+// or for quietTimeout: on servers that do not come to rest all figures are of servers that are
+// busy. Of servers that we did not start it cannot tell.
+func (s *station) rest(ctx context.Context) error {
+	end := time.Now().Add(quietTimeout)
+	last, err := s.cpu()
+	for at := time.Now(); err == nil && time.Now().Before(end); {
+		if !pause(ctx, quietPoll) {
+			return ctx.Err()
+		}
+		var used map[string]time.Duration
+		if used, err = s.cpu(); err != nil {
+			return err
+		}
+		limit := time.Duration(float64(time.Since(at)) * quietShare)
+		if used["mysql"]-last["mysql"] < limit && used["rabbitmq"]-last["rabbitmq"] < limit {
+			return nil
+		}
+		last, at = used, time.Now()
+	}
+	return err
 }
 
 // benchPatience is how long nothing may move before a benchmark fails.
