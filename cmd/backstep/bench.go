@@ -30,6 +30,8 @@ in BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), with real processes, and removes a
 repetition begins afresh and measures right before what the same servers do without us. Compare
 the ratios: what a machine does in a second changes from one minute to the next. Figures are
 medians of the repetitions, with the least and the most beside them.`
+	cmd.Example = `  backstep bench relay
+  backstep bench latency --runs 5 --json`
 	cmd.AddCommand(newBenchRelay(), newBenchLatency())
 	return cmd
 }

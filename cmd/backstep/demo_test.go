@@ -95,7 +95,7 @@ func TestDemoStops(t *testing.T) {
 		o := newDemoOperator(t)
 		d := o.start("backstep", "demo", "--orders", "20", "--keep")
 		d.says("stays up until Ctrl-C")
-		name := demoName(t, d.text())
+		name := placeNames(t, d.text())[0]
 		d.stop(syscall.SIGKILL)
 		eventually(t, "relays and workers have ended", func() error {
 			if left := processes(t, o); len(left) > 0 {
@@ -141,29 +141,30 @@ func processes(t *testing.T, o *operator) map[string]int {
 	return found
 }
 
-// nothingLeft demands that no process, database and virtual host is left of the demo that said
-// this.
+// nothingLeft demands that no process, database and virtual host is left of the demo or the
+// benchmark that said this.
 func nothingLeft(t *testing.T, o *operator, said string) {
 	t.Helper()
 	if left := processes(t, o); len(left) > 0 {
 		t.Errorf("these still run: %v", left)
 	}
-	name := demoName(t, said)
 	p := place{servers: testenv.Shared(t)}
-	if err := p.exec(t.Context(), "USE "+name); err == nil {
-		t.Errorf("database %s is still there", name)
-	}
-	if err := p.manage(t.Context(), http.MethodGet, nil, nil, "vhosts", name); err == nil {
-		t.Errorf("virtual host %s is still there", name)
+	for _, name := range placeNames(t, said) {
+		if err := p.exec(t.Context(), "USE "+name); err == nil {
+			t.Errorf("database %s is still there", name)
+		}
+		if err := p.manage(t.Context(), http.MethodGet, nil, nil, "vhosts", name); err == nil {
+			t.Errorf("virtual host %s is still there", name)
+		}
 	}
 }
 
-// demoName is that of the demo's database and virtual host.
-func demoName(t *testing.T, said string) string {
+// placeNames are those of the databases and virtual hosts that a demo or a benchmark made.
+func placeNames(t *testing.T, said string) []string {
 	t.Helper()
-	name := regexp.MustCompile(`backstep_demo_[0-9a-f]+`).FindString(said)
-	if name == "" {
-		t.Fatalf("the demo does not say what it made:\n%s", said)
+	names := regexp.MustCompile(`backstep_(demo|bench)_[0-9a-f]+`).FindAllString(said, -1)
+	if len(names) == 0 {
+		t.Fatalf("it does not say what it made:\n%s", said)
 	}
-	return name
+	return names
 }

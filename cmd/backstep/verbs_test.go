@@ -47,6 +47,16 @@ func TestUsage(t *testing.T) {
 		{"submit --count 1 --skus 0", exitUsage, "--skus"},
 		{"submit no-such-file", exitFailed, "no such file"},
 		{"demo --workers 0", exitUsage, "--workers"},
+		{"bench", exitUsage, "Usage:"},
+		{"bench latence", exitUsage, "did you mean latency?"},
+		{"bench relay --runs 0 --rows -1", exitUsage, "--rows is -1; it may be 1 to 10000000"},
+		{"bench relay --runs 0 --rows -1", exitUsage, "--runs is 0"},
+		{"bench relay --relays 17", exitUsage, "--relays"},
+		{"bench relay --keys 0", exitUsage, "--keys"},
+		{"bench relay --history -1", exitUsage, "--history"},
+		{"bench relay 50000", exitUsage, "unknown command"},
+		{"bench latency --interval 10us", exitUsage, "--interval is 10µs; it may be 1ms to 1m"},
+		{"bench latency --rows 0", exitUsage, "--rows"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
@@ -55,7 +65,7 @@ func TestUsage(t *testing.T) {
 			a.want(tt.code, tt.says)
 		})
 	}
-	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo"} {
+	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo", "bench relay", "bench latency"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}
 }
