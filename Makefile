@@ -5,7 +5,7 @@ GOLANGCI_LINT_VERSION = v2.15.0
 GOLANGCI_LINT ?= .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint
+.PHONY: help build demo bench test lint
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,10 @@ build: ## build bin/worker, bin/relay and bin/backstep
 
 demo: build ## run orders through the whole system, with faults (KEEP=1: leave it running, ORDERS=n: how many)
 	bin/backstep demo $(if $(filter-out 0,$(KEEP)),--keep) $(if $(ORDERS),--orders $(ORDERS))
+
+bench: build ## measure the relay's throughput and latency, beside what the servers do without us (some minutes)
+	bin/backstep bench relay
+	bin/backstep bench latency
 
 test: ## run all tests with the race detector, on servers it starts, or on TEST_MYSQL_DSN and TEST_AMQP_URL
 	go build -o bin/ ./internal/testenv/cmd/withservers
