@@ -90,6 +90,8 @@ func (f *figure) print(format string) string {
 
 // costs are figures of processor time, by process: relay, worker (all of a kind together),
 // mysql, rabbitmq, and bench, which is this process. A server that we did not start is missing.
+// It is among the others then, which is whatever else the machine did: if that is much, the
+// rates are of a busy machine.
 type costs map[string]*figure
 
 // add adds one repetition: what was used between two readings, in units of the divisor.
@@ -98,12 +100,13 @@ func (c costs) add(before, after map[string]time.Duration, divisor float64) {
 		if c[name] == nil {
 			c[name] = &figure{}
 		}
-		c[name].add((end - before[name]).Seconds() / divisor)
+		// What is left for the others may be less than nothing by a tick of the kernel's clock.
+		c[name].add(max(0, end-before[name]).Seconds() / divisor)
 	}
 }
 
 // costOrder is the order in which the processes of costs are shown.
-var costOrder = []string{"relay", "worker", "mysql", "rabbitmq", "bench"}
+var costOrder = []string{"relay", "worker", "mysql", "rabbitmq", "bench", "others"}
 
 // rows appends a row for each process to a table: what, in which unit.
 func (c costs) rows(t table.Writer, what, format string) {
@@ -284,7 +287,12 @@ func (s *station) cpu() (map[string]time.Duration, error) {
 		role, _, _ := strings.Cut(p.name, "-")
 		errs = append(errs, read(role, p.cmd.Process.Pid))
 	}
-	return used, errors.Join(errs...)
+	busy, err := bench.BusyCPU()
+	for _, d := range used {
+		busy -= d
+	}
+	used["others"] = busy
+	return used, errors.Join(append(errs, err)...)
 }
 
 const (
@@ -295,25 +303,30 @@ const (
 
 // rest waits until the servers have done what they do behind the scenes after much was written,
 // or for quietTimeout: on servers that do not come to rest all figures are of servers that are
-// busy. Of servers that we did not start it cannot tell.
+// busy. Of servers that we did not start it cannot tell. If the machine is busy with something
+// else it says so.
 func (s *station) rest(ctx context.Context) error {
-	end := time.Now().Add(quietTimeout)
 	last, err := s.cpu()
-	for at := time.Now(); err == nil && time.Now().Before(end); {
+	if err != nil {
+		return err
+	}
+	for at, end := time.Now(), time.Now().Add(quietTimeout); ; {
 		if !pause(ctx, quietPoll) {
 			return ctx.Err()
 		}
-		var used map[string]time.Duration
-		if used, err = s.cpu(); err != nil {
+		used, err := s.cpu()
+		if err != nil {
 			return err
 		}
-		limit := time.Duration(float64(time.Since(at)) * quietShare)
-		if used["mysql"]-last["mysql"] < limit && used["rabbitmq"]-last["rabbitmq"] < limit {
+		share := func(name string) float64 { return (used[name] - last[name]).Seconds() / time.Since(at).Seconds() }
+		if max(share("mysql"), share("rabbitmq")) < quietShare || time.Now().After(end) {
+			if others := share("others") / float64(s.setting.Cores); others > quietShare {
+				s.say("this machine's processors are %.0f %% busy with something else: rates, ratios and latencies will say little", 100*others)
+			}
 			return nil
 		}
 		last, at = used, time.Now()
 	}
-	return err
 }
 
 // benchPatience is how long nothing may move before a benchmark fails.

@@ -64,8 +64,8 @@ func TestBenchRelay(t *testing.T) {
 			t.Errorf("repetition %d: rate %v, ceiling %v, ratio %v", i+1, rate, ceiling, r.Ratio.Values[i])
 		}
 	}
-	charged(t, "CPU", r.CPU, 2, "relay", "mysql", "rabbitmq", "bench")
-	charged(t, "CPU of the ceiling", r.RawCPU, 2, "mysql", "rabbitmq", "bench")
+	charged(t, "CPU", r.CPU, 2, "relay", "mysql", "rabbitmq", "bench", "others")
+	charged(t, "CPU of the ceiling", r.RawCPU, 2, "mysql", "rabbitmq", "bench", "others")
 }
 
 func TestBenchLatency(t *testing.T) {
@@ -80,15 +80,15 @@ func TestBenchLatency(t *testing.T) {
 	if r.Arrived != 20 {
 		t.Errorf("%d rows arrived, want 20", r.Arrived)
 	}
-	for what, f := range map[string]figure{"p50": r.P50, "p99": r.P99, "raw p50": r.RawP50, "raw p99": r.RawP99} {
-		measured(t, what, f, 1)
-	}
-	if r.RawP50.Median <= 0 || r.RawP99.Median < r.RawP50.Median || r.P99.Median < r.P50.Median {
+	measured(t, "raw p50", r.RawP50, 1)
+	measured(t, "raw p99", r.RawP99, 1)
+	// A message may be there before we are told that its COMMIT has been done.
+	if len(r.P50.Values) != 1 || len(r.P99.Values) != 1 || r.P99.Median < r.P50.Median || r.RawP99.Median < r.RawP50.Median {
 		t.Errorf("latencies: %v and %v, raw %v and %v", r.P50, r.P99, r.RawP50, r.RawP99)
 	}
-	charged(t, "CPU", r.CPU, 1, "relay", "bench")
-	charged(t, "raw CPU", r.RawCPU, 1, "relay", "bench")
-	charged(t, "idle CPU", r.Idle, 1, "relay", "bench")
+	charged(t, "CPU", r.CPU, 1, "relay", "bench", "others")
+	charged(t, "raw CPU", r.RawCPU, 1, "relay", "bench", "others")
+	charged(t, "idle CPU", r.Idle, 1, "relay", "bench", "others")
 	nothingLeft(t, o, a.stderr)
 }
 

@@ -100,7 +100,7 @@ func (r *latencyResult) print(w io.Writer) {
 	r.Idle.rows(t, "idle, share of a core", "%.4f")
 	t.AppendRow([]any{"rows delivered", r.Arrived})
 	t.AppendRow([]any{"duplicates", r.Twice})
-	r.setting.print(w, fmt.Sprintf("%s of %d bytes, one each %g ms", plural(r.Rows, "row"), r.Body, r.Interval), t)
+	r.setting.print(w, fmt.Sprintf("%s of %d bytes, one every %g ms", plural(r.Rows, "row"), r.Body, r.Interval), t)
 }
 
 // latencyBench is one run of bench latency.

@@ -25,6 +25,29 @@ func TestCPUGrowsWithWork(t *testing.T) {
 	}
 }
 
+func TestBusyCPUGrowsWithWork(t *testing.T) {
+	all, err := BusyCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := CPU(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		after, err := BusyCPU()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after >= all+20*time.Millisecond && after > mine {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a minute of work moved the machine's processor time from %s to %s", all, after)
+		}
+	}
+}
+
 func TestCPUOfNobody(t *testing.T) {
 	if d, err := CPU(1 << 30); err == nil {
 		t.Errorf("CPU of a process that does not exist is %s, want an error", d)

@@ -20,3 +20,19 @@ func CPU(pid int) (time.Duration, error) {
 	}
 	return time.Duration(stat.CPUTime() * float64(time.Second)), nil
 }
+
+// BusyCPU returns the processor time that this machine has spent so far on anything: all
+// processes, the kernel, and what a hypervisor gave to somebody else meanwhile.
+func BusyCPU() (time.Duration, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, fmt.Errorf("read the machine's processor time: %w", err)
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("read the machine's processor time: %w", err)
+	}
+	c := stat.CPUTotal
+	busy := c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	return time.Duration(busy * float64(time.Second)), nil
+}
