@@ -3,7 +3,6 @@ package sqltx
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -21,45 +20,37 @@ type Config struct {
 	AllowUntested   bool          // accept servers this version was never tested on
 }
 
-// Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
-// has UTC as its time zone, strict SQL mode, and gives up: reads and writes after 30 s, idle
-// ones after 30 s, and the server drops those it has not heard from for 60 s, so that a
-// client lost in a network fault does not hold row locks for hours.
+// Open returns a pool on the server dsn names. It does no I/O. The DSN says where the server
+// is, as whom to connect, and how (see parse); what our promises rest on is set here whatever
+// the DSN says. Every connection of the pool has UTC as its time zone, strict SQL mode, and
+// gives up: reads and writes after 30 s, idle ones after 30 s, and the server drops those it
+// has not heard from for 60 s, so that a client lost in a network fault does not hold row
+// locks for hours.
 func Open(dsn string, c Config) (*sql.DB, error) {
-	cfg, err := mysql.ParseDSN(dsn)
-	if err != nil {
-		// The driver's message may quote the DSN, password included.
-		return nil, errors.New("MySQL DSN does not parse; it looks like user:password@tcp(host:3306)/database")
-	}
-	if cfg.DBName == "" {
-		return nil, errors.New("MySQL DSN names no database; it looks like user:password@tcp(host:3306)/database")
-	}
 	if c.MaxOpen == 0 {
 		c.MaxOpen = 16
 	}
 	if c.LockWaitTimeout == 0 {
 		c.LockWaitTimeout = 5 * time.Second
 	}
+	cfg, err := parse(dsn)
+	if err != nil {
+		return nil, err
+	}
 	cfg.ParseTime = true
-	cfg.Loc = time.UTC
 	cfg.InterpolateParams = true // one round trip instead of three
 	cfg.RejectReadOnly = true    // a fail-over must not leave us on the old primary
-	cfg.MultiStatements = false
-	cfg.ClientFoundRows = false // a guarded UPDATE always changes something, see style
 	cfg.Logger = &mysql.NopLogger{}
-	setDefault(&cfg.Timeout, 5*time.Second)
-	setDefault(&cfg.ReadTimeout, 30*time.Second) // longer than the lock wait, else a waiting statement looks like a dead server
-	setDefault(&cfg.WriteTimeout, 30*time.Second)
 	if c.ProgramName != "" {
 		cfg.ConnectionAttributes = "program_name:" + c.ProgramName
 	}
-	if cfg.Params == nil {
-		cfg.Params = map[string]string{}
+	cfg.Params = map[string]string{
+		"autocommit":               "1",
+		"time_zone":                "'+00:00'",
+		"sql_mode":                 "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
+		"wait_timeout":             "60",
+		"innodb_lock_wait_timeout": strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds()))),
 	}
-	cfg.Params["time_zone"] = "'+00:00'"
-	cfg.Params["sql_mode"] = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'"
-	cfg.Params["wait_timeout"] = "60"
-	cfg.Params["innodb_lock_wait_timeout"] = strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds())))
 	connector, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("MySQL settings: %w", err)
@@ -70,21 +61,6 @@ func Open(dsn string, c Config) (*sql.DB, error) {
 	db.SetConnMaxIdleTime(30 * time.Second)
 	db.SetConnMaxLifetime(3 * time.Minute)
 	return db, nil
-}
-
-func setDefault(d *time.Duration, v time.Duration) {
-	if *d == 0 {
-		*d = v
-	}
-}
-
-// Redact returns dsn fit for a log: without the password.
-func Redact(dsn string) string {
-	cfg, err := mysql.ParseDSN(dsn)
-	if err != nil {
-		return "(a DSN that does not parse)"
-	}
-	return fmt.Sprintf("%s@%s(%s)/%s", cfg.User, cfg.Net, cfg.Addr, cfg.DBName)
 }
 
 // Probe returns nil if the server can be reached and takes writes.
