@@ -29,7 +29,7 @@ type Client struct {
 func New(cfg Config) (*Client, error) {
 	addr, err := address(cfg.URL)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("AMQP URL: %w", err)
 	}
 	return &Client{cfg: cfg.withDefaults(), address: addr, reason: "not started", changed: make(chan struct{})}, nil
 }
@@ -38,10 +38,12 @@ func New(cfg Config) (*Client, error) {
 func (c *Client) Address() string { return c.address }
 
 // Run keeps a session until ctx ends, then closes it and returns nil. What uses the session
-// should have finished by then: end its context before this one.
+// should have finished by then: end its context before this one. With GiveUp it also ends, and
+// returns ErrDenied, when the broker denies us.
 func (c *Client) Run(ctx context.Context) error {
 	c.set(nil, false, "connecting to "+c.address)
-	defer c.set(nil, true, "stopped")
+	last := "stopped"
+	defer func() { c.set(nil, true, last) }()
 	for try := 0; ; try++ {
 		began := time.Now()
 		err := c.serve(ctx)
@@ -52,7 +54,12 @@ func (c *Client) Run(ctx context.Context) error {
 			try = 0 // that one worked for a while
 		}
 		wait := retryDelay(try, c.cfg.MaxBackoff)
-		c.set(nil, false, fmt.Sprintf("not connected to %s: %v", c.address, err))
+		state := fmt.Sprintf("not connected to %s: %v", c.address, err)
+		if c.cfg.GiveUp && errors.Is(err, ErrDenied) {
+			last = state
+			return err
+		}
+		c.set(nil, false, state)
 		c.cfg.Log.Warn("no connection to the broker; trying again", "broker", c.address, "error", err, "wait", wait)
 		select {
 		case <-ctx.Done():
@@ -76,7 +83,7 @@ func retryDelay(n int, limit time.Duration) time.Duration {
 func (c *Client) serve(ctx context.Context) error {
 	s, err := c.dial(ctx)
 	if err != nil {
-		return fmt.Errorf("connect: %w", err)
+		return fmt.Errorf("connect: %w", explain(err, c.cfg.URL))
 	}
 	alive, ended := context.WithCancelCause(ctx)
 	watched := make(chan struct{})

@@ -33,6 +33,10 @@ type Config struct {
 	// Its context ends with the session. After an error the session is closed and another is
 	// tried after a wait.
 	OnSession func(ctx context.Context, s *Session) error
+
+	// GiveUp makes Run return as soon as the broker denies us (ErrDenied). It is for commands
+	// that somebody waits for; a service goes on trying, and the operator cures it meanwhile.
+	GiveUp bool
 }
 
 func (c Config) withDefaults() Config {
@@ -67,18 +71,24 @@ func (c Config) clientProperties() amqp091.Table {
 	return t
 }
 
+// CheckURL returns why New would refuse an AMQP URL.
+func CheckURL(raw string) error {
+	_, err := address(raw)
+	return err
+}
+
 // address checks an AMQP URL and returns it without its password and parameters. The error
 // quotes nothing of the URL: where an unencoded password breaks it, any part may be secret.
 func address(raw string) (string, error) {
 	if !strings.HasPrefix(raw, "amqp://") && !strings.HasPrefix(raw, "amqps://") {
-		return "", errors.New("AMQP URL: it must start with amqp:// or amqps://")
+		return "", errors.New("it must start with amqp:// or amqps://")
 	}
 	if _, err := amqp091.ParseURI(raw); err != nil {
-		return "", errors.New("AMQP URL: cannot be read; reserved characters in user, password and virtual host must be percent-encoded")
+		return "", errors.New("it cannot be read; reserved characters in user, password and virtual host must be percent-encoded")
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return "", errors.New("AMQP URL: cannot be read")
+		return "", errors.New("it cannot be read")
 	}
 	who := ""
 	if u.User != nil {

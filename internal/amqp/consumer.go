@@ -33,7 +33,7 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 	for {
 		session, err := c.client.Session(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+			return nil, fmt.Errorf("subscribe to queue %q: %w%s", queue, err, permission(err, "read"))
 		}
 		s, err := c.subscribe(ctx, session, queue, prefetch)
 		switch {
@@ -42,7 +42,7 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 		case ctx.Err() == nil && session.conn.IsClosed():
 			continue // it went while the channel was opened
 		}
-		return nil, fmt.Errorf("subscribe to queue %q: %w", queue, err)
+		return nil, fmt.Errorf("subscribe to queue %q: %w%s", queue, err, permission(err, "read"))
 	}
 }
 

@@ -1,8 +1,10 @@
 package amqp
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/rabbitmq/amqp091-go"
 )
@@ -26,6 +28,10 @@ var (
 	// did not ack in time. Subscribing again is the cure, or finds out what is missing.
 	ErrConsumerCancelled = errors.New("amqp: consumer cancelled by the broker")
 
+	// ErrDenied means the broker is there and lets us not in: user or password are wrong, or the
+	// virtual host does not exist or is not for this user. Only a person can cure it.
+	ErrDenied = errors.New("amqp: denied by the broker")
+
 	// ErrMissing means an exchange or queue does not exist and we may not declare it.
 	ErrMissing = errors.New("amqp: missing on the broker")
 )
@@ -42,6 +48,51 @@ func gone(err error) error {
 func isCode(err error, code int) bool {
 	e, ok := errors.AsType[*amqp091.Error](err)
 	return ok && e != nil && e.Server && e.Code == code
+}
+
+// explain adds to why a connection could not be made what a person can do about it.
+func explain(err error, rawURL string) error {
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return fmt.Errorf("%w; amqps:// needs the port for TLS, usually 5671", err)
+	}
+	uri, perr := amqp091.ParseURI(rawURL)
+	e, ok := errors.AsType[*amqp091.Error](err)
+	if perr != nil || !ok || errors.Is(err, amqp091.ErrSASL) {
+		return err
+	}
+	hint := ""
+	switch {
+	case e.Code == amqp091.NotAllowed && strings.Contains(e.Reason, "not found"):
+		hint = fmt.Sprintf("create it: rabbitmqctl add_vhost '%s'", uri.Vhost)
+	case e.Code == amqp091.NotAllowed && strings.Contains(e.Reason, "connection limit"):
+		return err // there is room again when others have gone
+	case e.Code == amqp091.NotAllowed, errors.Is(err, amqp091.ErrVhost):
+		hint = fmt.Sprintf("does virtual host %q exist? If so, permit it: rabbitmqctl set_permissions -p '%[1]s' '%s' CONFIGURE WRITE READ", uri.Vhost, uri.Username)
+	case e.Code == amqp091.AccessRefused && uri.Username == "guest":
+		hint = "is the password right? Besides, guest may only connect from the broker's own host"
+	case e.Code == amqp091.AccessRefused:
+		hint = fmt.Sprintf("are user %q and its password right?", uri.Username)
+	default:
+		return err
+	}
+	return &deniedError{err, hint}
+}
+
+// deniedError is ErrDenied in the broker's words, and what to do about it.
+type deniedError struct {
+	error
+	hint string
+}
+
+func (e *deniedError) Error() string   { return e.error.Error() + "; " + e.hint }
+func (e *deniedError) Unwrap() []error { return []error{ErrDenied, e.error} }
+
+// permission says which right on an object is missing, if that is what err is about.
+func permission(err error, right string) string {
+	if !isCode(err, amqp091.AccessRefused) {
+		return ""
+	}
+	return fmt.Sprintf("; the user lacks the permission to %s it (rabbitmqctl set_permissions)", right)
 }
 
 // closeReason says in words why a channel or connection ended; nil means we closed it.

@@ -32,7 +32,7 @@ type policy struct {
 func ApplyPolicies(ctx context.Context, managementURL, vhost string, queues ...string) ([]string, error) {
 	m, err := newManagement(managementURL)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("management URL: %w", err)
 	}
 	var overview struct {
 		Version string `json:"rabbitmq_version"`
@@ -103,11 +103,17 @@ type management struct {
 	client http.Client
 }
 
+// CheckManagementURL returns why ApplyPolicies would refuse the URL of a management API.
+func CheckManagementURL(raw string) error {
+	_, err := newManagement(raw)
+	return err
+}
+
 // newManagement checks the URL. Its errors quote nothing of it, as for an AMQP URL.
 func newManagement(raw string) (*management, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, errors.New("management URL: it must read http(s)://user:password@host:port, user and password percent-encoded")
+		return nil, errors.New("it must read http(s)://user:password@host:port, user and password percent-encoded")
 	}
 	user := u.User
 	u.User = nil

@@ -129,7 +129,7 @@ func declareError(o object, err error) error {
 	hint := ""
 	switch {
 	case isCode(err, amqp091.AccessRefused):
-		hint = `; run "backstep topology apply" as a user that may configure it`
+		hint = permission(err, "configure") + `; or run "backstep topology apply" once as a user that has it`
 	case isCode(err, amqp091.PreconditionFailed):
 		hint = "; it exists with other properties: empty it, delete it and declare it again"
 	}
