@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/kelseyhightower/envconfig"
 
 	"backstep/internal/amqp"
 	"backstep/internal/app"
@@ -22,42 +20,38 @@ import (
 // needs it says itself.
 type config struct {
 	MySQL struct {
-		DSN string `desc:"user:password@tcp(host:3306)/database"`
+		DSN string `example:"user:pass@tcp(host:3306)/database" desc:"database, as go-sql-driver DSN"`
 	}
 	AMQP struct {
-		URL           string `desc:"amqp://user:password@host:5672/vhost"`
-		ManagementURL string `split_words:"true" desc:"http://user:password@host:15672, for the policies; credentials as in BACKSTEP_AMQP_URL if it has none"`
+		URL           string `example:"amqp://user:pass@host:5672/vhost" desc:"broker"`
+		ManagementURL string `split_words:"true" example:"http://user:pass@host:15672" desc:"broker's management API, for the policies; user and password as in BACKSTEP_AMQP_URL if it has none"`
 	}
 	AllowUntestedServer bool `split_words:"true" default:"false" desc:"accept database servers this version was never tested on"`
 	Inbox               struct {
-		Retention time.Duration `default:"336h" desc:"how long processed message ids are kept, as the workers have it"`
+		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long processed message ids are kept, as the workers have it"`
 	}
 }
 
-// Validate checks what envconfig does not.
+// Validate checks what tags cannot say.
 func (c *config) Validate() error {
-	if c.Inbox.Retention < time.Hour {
-		return fmt.Errorf("BACKSTEP_INBOX_RETENTION is %s; it must be an hour or more, as the workers have it", c.Inbox.Retention)
+	errs := []error{app.CheckServers(c.MySQL.DSN, c.AMQP.URL)}
+	if c.AMQP.ManagementURL != "" {
+		if err := amqp.CheckManagementURL(c.AMQP.ManagementURL); err != nil {
+			errs = append(errs, fmt.Errorf("BACKSTEP_AMQP_MANAGEMENT_URL: %w", err))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// environment is the table of variables for --help.
-func environment() string {
-	const format = `{{range .}}  {{usage_key .}}	{{usage_default .}}	{{usage_description .}}
-{{end}}`
-	var b strings.Builder
-	w := columns(&b)
-	err := envconfig.Usagef(app.Prefix, &config{}, w, format)
-	if err = errors.Join(err, w.Flush()); err != nil {
-		panic(err) // the struct's tags are wrong
-	}
-	return strings.TrimRight(b.String(), "\n")
-}
+// What a verb may need.
+const (
+	needsMySQL = "BACKSTEP_MYSQL_DSN"
+	needsAMQP  = "BACKSTEP_AMQP_URL"
+)
 
-func loadConfig() (config, error) {
+func loadConfig(needs ...string) (config, error) {
 	var c config
-	if err := app.Load(&c); err != nil {
+	if err := app.Load(&c, needs...); err != nil {
 		return c, usageError{err}
 	}
 	return c, nil
@@ -68,9 +62,6 @@ const connectTimeout = 10 * time.Second
 
 // openDatabase returns a pool on a server that answers and that we support.
 func (c config) openDatabase(ctx context.Context) (*sql.DB, error) {
-	if c.MySQL.DSN == "" {
-		return nil, usagef("BACKSTEP_MYSQL_DSN is not set; it looks like user:password@tcp(127.0.0.1:3306)/backstep")
-	}
 	settings := sqltx.Config{MaxOpen: 4, ProgramName: "backstep-cli", AllowUntested: c.AllowUntestedServer}
 	db, err := sqltx.Open(c.MySQL.DSN, settings)
 	if err != nil {
@@ -97,6 +88,33 @@ func (c config) openSchema(ctx context.Context) (*sql.DB, error) {
 		return nil, errors.Join(fmt.Errorf("database %s: %w", sqltx.Redact(c.MySQL.DSN), err), db.Close())
 	}
 	return db, nil
+}
+
+// awaitSchema is openSchema, but a database that does not answer yet, or lacks migrations, is
+// waited for until deadline.
+func (c config) awaitSchema(ctx context.Context, deadline time.Time, say func(error)) (*sql.DB, error) {
+	tick := time.NewTicker(restPoll)
+	defer tick.Stop()
+	for said := false; ; {
+		db, err := c.openSchema(ctx)
+		if err == nil || ctx.Err() != nil {
+			return db, err
+		}
+		switch class := sqltx.Classify(err); {
+		case class != sqltx.Lost && class != sqltx.Canceled && !errors.Is(err, migrations.ErrSchemaBehind):
+			return nil, err
+		case time.Now().After(deadline):
+			return nil, err
+		case !said:
+			said = true
+			say(fmt.Errorf("waiting: %w", err))
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // Server error numbers, from the MySQL 8.4 reference.
@@ -130,32 +148,40 @@ type broker struct {
 	client *amqp.Client
 	stop   context.CancelFunc
 	done   chan struct{}
+	denied error // why it will never connect; set before done is closed
 }
 
-// connect returns a broker that answers. The caller must close it.
-func (c config) connect(ctx context.Context) (*broker, error) {
-	if c.AMQP.URL == "" {
-		return nil, usagef("BACKSTEP_AMQP_URL is not set; it looks like amqp://user:password@127.0.0.1:5672/backstep")
-	}
-	client, err := amqp.New(amqp.Config{URL: c.AMQP.URL, Name: app.ConnectionName("cli")})
+// connect returns a broker that answers, and waits for that so long at most; what the broker
+// denies is an error at once. The caller must close it.
+func (c config) connect(ctx context.Context, patience time.Duration) (*broker, error) {
+	return c.dial(ctx, patience, true)
+}
+
+// dial is connect, also to a broker that denies us for now: one that is starting may not have
+// its users and virtual hosts yet.
+func (c config) dial(ctx context.Context, patience time.Duration, giveUp bool) (*broker, error) {
+	client, err := amqp.New(amqp.Config{URL: c.AMQP.URL, Name: app.ConnectionName("cli"), GiveUp: giveUp})
 	if err != nil {
-		return nil, usagef("BACKSTEP_AMQP_URL: %w", err)
+		return nil, usageError{err}
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	b := &broker{client: client, stop: stop, done: make(chan struct{})}
 	go func() {
 		defer close(b.done)
-		_ = client.Run(running) // nil: only we end it
+		b.denied = client.Run(running)
 	}()
-	wait, cancel := context.WithTimeout(ctx, connectTimeout)
+	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if _, err := client.Session(wait); err != nil {
 		state := client.State()
 		b.close()
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil, ctx.Err()
+		case b.denied != nil:
+			return nil, fmt.Errorf("RabbitMQ at %s: %w (BACKSTEP_AMQP_URL)", client.Address(), b.denied)
 		}
-		return nil, fmt.Errorf("RabbitMQ: %s; is it running, and is BACKSTEP_AMQP_URL right?", state)
+		return nil, fmt.Errorf("RabbitMQ: %s; no connection within %s: is it running, and is BACKSTEP_AMQP_URL right?", state, short(patience))
 	}
 	return b, nil
 }

@@ -158,7 +158,7 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 	if err := handlers.Seed(ctx, db, demoSKUs, demoStock); err != nil {
 		return err
 	}
-	b, err := p.config.connect(ctx)
+	b, err := p.config.connect(ctx, connectTimeout)
 	if err != nil {
 		return err
 	}
@@ -234,12 +234,12 @@ func (p *place) environment() []string {
 		app.Prefix + "_MYSQL_DSN=" + p.config.MySQL.DSN,
 		app.Prefix + "_AMQP_URL=" + p.config.AMQP.URL,
 		app.Prefix + "_ADMIN_ADDR=127.0.0.1:0", // many on one machine
-		app.Prefix + "_QUEUES=",                // each worker takes all
 	}
 	others := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		// A secret's file would contradict what is set above.
 		return strings.HasPrefix(name, app.Prefix+"_") && strings.HasSuffix(name, "_FILE") ||
+			name == app.Prefix+"_QUEUES" || // each worker takes all
 			slices.ContainsFunc(mine, func(m string) bool { return strings.HasPrefix(m, name+"=") })
 	})
 	return append(mine, others...)

@@ -76,8 +76,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func newRoot() *cobra.Command {
 	root := group("backstep", "Operate Backstep: sagas on RabbitMQ and MySQL")
 	root.Long = "backstep operates Backstep: sagas on RabbitMQ and MySQL.\n\n" +
-		"It exits with 0 if all is well, 1 if something went wrong or verify found something, and\n" +
-		"2 for wrong arguments or configuration. It is configured by environment variables:\n\n" + environment()
+		"It exits with 0 if all is well, 1 if something went wrong or verify found\n" +
+		"something, and 2 for wrong arguments or configuration. It is configured by\n" +
+		"environment variables:\n\n" + app.Help(&config{})
 	root.Example = `  backstep demo                       # see it all run, on servers of its own
   backstep migrate up                 # the schema
   backstep topology apply             # exchanges, queues, policies

@@ -18,7 +18,7 @@ instances may run it at once: they wait for each other. One that was killed is r
 		Example: `  BACKSTEP_MYSQL_DSN='root:secret@tcp(127.0.0.1:3306)/backstep' backstep migrate up`,
 		Args:    cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			c, err := loadConfig()
+			c, err := loadConfig(needsMySQL)
 			if err != nil {
 				return err
 			}
@@ -57,7 +57,7 @@ func newMigrateStatus() *cobra.Command {
   backstep migrate status --json | jq '.[] | select(.applied | not) | .name'`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			c, err := loadConfig()
+			c, err := loadConfig(needsMySQL)
 			if err != nil {
 				return err
 			}

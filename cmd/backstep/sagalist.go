@@ -37,7 +37,7 @@ func newSagaList() *cobra.Command {
 			case f.Limit < 1:
 				return usagef("--limit is %d; it must be 1 or more", f.Limit)
 			}
-			c, err := loadConfig()
+			c, err := loadConfig(needsMySQL)
 			if err != nil {
 				return err
 			}

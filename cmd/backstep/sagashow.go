@@ -32,7 +32,7 @@ func newSagaShow() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: verb(func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			c, err := loadConfig()
+			c, err := loadConfig(needsMySQL)
 			if err != nil {
 				return err
 			}

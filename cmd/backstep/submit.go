@@ -57,7 +57,7 @@ with 1 if any was not confirmed, and names the lines.`,
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the generated orders")
 	f.IntVar(&o.skus, "skus", 20, "generated orders are over SKU-0001 to this many")
 	f.Int64Var(&o.stock, "stock", 0, "before, stock each of these SKUs that does not exist with so many (needs BACKSTEP_MYSQL_DSN)")
-	f.DurationVar(&o.patience, "patience", 30*time.Second, "give up when nothing was confirmed for so long")
+	f.DurationVar(&o.patience, "patience", 30*time.Second, "give up when there is no connection, or nothing was confirmed, for so long")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON object a line for each order, confirmed or not")
 	return cmd
 }
@@ -101,7 +101,11 @@ func (o *submitOptions) orders(cmd *cobra.Command, args []string) ([]order, erro
 
 func (o *submitOptions) run(cmd *cobra.Command, orders []order) error {
 	ctx := cmd.Context()
-	c, err := loadConfig()
+	needs := []string{needsAMQP}
+	if o.stock > 0 {
+		needs = append(needs, needsMySQL)
+	}
+	c, err := loadConfig(needs...)
 	if err != nil {
 		return err
 	}
@@ -110,7 +114,7 @@ func (o *submitOptions) run(cmd *cobra.Command, orders []order) error {
 			return err
 		}
 	}
-	b, err := c.connect(ctx)
+	b, err := c.connect(ctx, o.patience)
 	if err != nil {
 		return err
 	}

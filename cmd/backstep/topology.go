@@ -31,7 +31,7 @@ well. It is safe to run again. The user needs the right to configure.`,
   BACKSTEP_AMQP_MANAGEMENT_URL='http://127.0.0.1:15672' backstep topology apply`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			c, err := loadConfig()
+			c, err := loadConfig(needsAMQP)
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ well. It is safe to run again. The user needs the right to configure.`,
 }
 
 func applyTopology(ctx context.Context, c config) (applied, error) {
-	b, err := c.connect(ctx)
+	b, err := c.connect(ctx, connectTimeout)
 	if err != nil {
 		return applied{}, err
 	}

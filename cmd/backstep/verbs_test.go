@@ -79,7 +79,7 @@ func TestVariables(t *testing.T) {
 	}
 	newOperator(t, "BACKSTEP_MYSQL_DNS=x", "BACKSTEP_INBOX_RETENTION=1s").run("", "saga", "list").
 		want(exitUsage, "BACKSTEP_MYSQL_DNS is not a variable of Backstep")
-	newOperator(t, "BACKSTEP_INBOX_RETENTION=1s").run("", "verify").want(exitUsage, "an hour or more")
+	newOperator(t, "BACKSTEP_INBOX_RETENTION=1s").run("", "verify").want(exitUsage, "a time from 1h to 8760h")
 }
 
 func TestServersThatCannotBeReached(t *testing.T) {

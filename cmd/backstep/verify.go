@@ -24,24 +24,26 @@ that need somebody, are shown and are no violation.`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			c, err := loadConfig()
+			c, err := loadConfig(needsMySQL, needsAMQP)
 			if err != nil {
 				return err
 			}
-			db, err := c.openSchema(ctx)
+			began := time.Now()
+			say := func(err error) { fmt.Fprintln(cmd.ErrOrStderr(), "backstep:", err) }
+			db, err := c.awaitSchema(ctx, began.Add(wait), say)
 			if err != nil {
 				return err
 			}
 			defer db.Close() //nolint:errcheck // the process ends
-			b, err := c.connect(ctx)
+			b, err := c.dial(ctx, max(wait-time.Since(began), connectTimeout), wait == 0)
 			if err != nil {
 				return err
 			}
 			defer b.close()
 			v := verifier{db: db, broker: b, retention: c.Inbox.Retention}
 			if wait > 0 {
-				if err := v.await(ctx, wait); err != nil {
-					fmt.Fprintln(cmd.ErrOrStderr(), "backstep:", err)
+				if err := v.await(ctx, began, wait); err != nil {
+					say(err)
 				}
 			}
 			f, err := v.verify(ctx)
@@ -62,7 +64,7 @@ that need somebody, are shown and are no violation.`,
 			return err
 		}),
 	}
-	cmd.Flags().DurationVar(&wait, "wait", 0, "first wait so long at most until nothing is in flight")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "first wait so long at most until the servers answer and nothing is in flight")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print what was found as JSON")
 	return cmd
 }

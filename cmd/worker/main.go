@@ -20,8 +20,9 @@ import (
 	"backstep/internal/sqltx"
 )
 
-const about = `worker consumes command messages and runs saga steps and compensations, each batch in one
-MySQL transaction. Run as many as you like; SIGTERM drains, a second one exits at once.
+const about = `worker consumes command messages and runs saga steps and compensations, each
+batch in one MySQL transaction. Run as many as you like; SIGTERM drains, a
+second one exits at once.
 
 Example:
   BACKSTEP_MYSQL_DSN='app:secret@tcp(127.0.0.1:3306)/backstep' \
@@ -32,33 +33,30 @@ Example:
 type config struct {
 	app.Servers
 	app.Service
-	Queues  []string `desc:"queues to consume; default all"`
-	Lanes   int      `default:"1" desc:"consumers of each queue, 1-64; each has one transaction at a time"`
-	Batch   int      `default:"32" desc:"most messages in one transaction, 1-500; prefetch is twice this"`
-	MaxBody int      `split_words:"true" default:"262144" desc:"bytes; larger messages are parked"`
+	Queues  []string `desc:"queues to consume, separated by commas; all if it is not set"`
+	Lanes   int      `default:"1" range:"1 to 64" desc:"consumers of each queue; each has one transaction at a time"`
+	Batch   int      `default:"32" range:"1 to 500" desc:"most messages in one transaction; the prefetch is twice this"`
+	MaxBody int      `split_words:"true" default:"262144" range:"1024 to 4194304" desc:"bytes; larger messages are parked"`
 	Inbox   struct {
-		Retention time.Duration `default:"336h" desc:"how long duplicates are known; older messages are parked"`
+		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long duplicates are known, longer than any message waits before it is replayed; older ones are parked"`
 	}
 }
 
-// Validate reports all faults at once.
+// Validate checks what tags cannot say.
 func (c *config) Validate() error {
-	errs := []error{
-		c.Servers.Validate(),
-		app.InRange("LANES", c.Lanes, 1, 64),
-		app.InRange("BATCH", c.Batch, 1, 500),
-		app.InRange("MAX_BODY", c.MaxBody, 1<<10, 4<<20),
-	}
-	if c.Inbox.Retention < time.Hour {
-		errs = append(errs, fmt.Errorf("BACKSTEP_INBOX_RETENTION is %s; it must be an hour or more, "+
-			"longer than any message can wait before it is replayed", c.Inbox.Retention))
-	}
+	errs := []error{c.Servers.Validate(), c.Service.Validate()}
 	if len(c.Queues) == 0 {
 		c.Queues = handlers.Queues
 	}
-	for _, q := range c.Queues {
-		if !slices.Contains(handlers.Queues, q) {
-			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q; the queues are %s", q, strings.Join(handlers.Queues, ", ")))
+	known := "the queues are " + strings.Join(handlers.Queues, ", ")
+	for i, q := range c.Queues {
+		q = strings.TrimSpace(q)
+		c.Queues[i] = q
+		switch {
+		case !slices.Contains(handlers.Queues, q):
+			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q; %s", q, known))
+		case slices.Contains(c.Queues[:i], q):
+			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q twice; for more consumers set BACKSTEP_LANES", q))
 		}
 	}
 	return errors.Join(errs...)
@@ -128,7 +126,8 @@ func run(ctx context.Context, cfg config) error {
 		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
 			return err
 		}
-		log.Info("worker started", "queues", cfg.Queues, "lanes", lanes, "version", app.Version())
+		log.Info("worker started", "queues", cfg.Queues, "lanes", lanes,
+			"database", sqltx.Address(cfg.MySQL.DSN), "version", app.Version())
 		var lanesDone errgroup.Group
 		for _, queue := range cfg.Queues {
 			for range cfg.Lanes {

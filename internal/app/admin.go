@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -51,16 +53,31 @@ func (a Admin) Run(ctx context.Context, addr string, log *slog.Logger) error {
 	return nil
 }
 
-// checkAlive asks the admin port at addr for /livez.
-func checkAlive(addr string) error {
-	client := &http.Client{Timeout: 3 * time.Second}
-	resp, err := client.Get("http://" + addr + "/livez")
+// checkAlive asks the process at the configured admin port for /livez, says what it answers,
+// and returns the exit code.
+func checkAlive(stdout, stderr io.Writer) int {
+	var s Service
+	if err := Load(&s); err != nil {
+		fmt.Fprintln(stderr, err)
+		return exitUsage
+	}
+	if strings.HasSuffix(s.AdminAddr, ":0") {
+		fmt.Fprintf(stderr, "%s_ADMIN_ADDR is %s, any free port, so nobody knows whom to ask; set it to a fixed port for the process and for --check\n", Prefix, s.AdminAddr)
+		return exitUsage
+	}
+	url := "http://" + s.AdminAddr + "/livez"
+	// Its own transport: a proxy that the environment names has no business between us.
+	client := &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
 	if err != nil {
-		return fmt.Errorf("no answer from the admin port: %w; BACKSTEP_ADMIN_ADDR must name the port of the running process", err)
+		fmt.Fprintf(stderr, "no answer: %v; is the process running, with the same %s_ADMIN_ADDR?\n", err, Prefix)
+		return exitFailed
 	}
-	defer func() { _ = resp.Body.Close() }()
+	defer func() { _ = resp.Body.Close() }() // it is not even read
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the admin port answers %s", resp.Status)
+		fmt.Fprintf(stderr, "%s answers %s; is that the admin port of a Backstep process?\n", url, resp.Status)
+		return exitFailed
 	}
-	return nil
+	fmt.Fprintf(stdout, "%s answers %s\n", url, resp.Status)
+	return exitOK
 }

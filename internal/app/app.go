@@ -5,68 +5,125 @@ package app
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/kelseyhightower/envconfig"
+	"github.com/spf13/pflag"
 
+	"backstep/internal/amqp"
+	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
 
-// Servers is the part of the configuration that every binary has.
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2 // wrong arguments or configuration
+)
+
+// Servers is the part of the configuration that every long-running binary has.
 type Servers struct {
 	MySQL struct {
-		DSN string `required:"true" desc:"go-sql-driver DSN, user:password@tcp(host:3306)/database"`
+		DSN string `required:"true" example:"user:pass@tcp(host:3306)/database" desc:"database, as go-sql-driver DSN"`
 	}
 	AMQP struct {
-		URL string `required:"true" desc:"amqp://user:password@host:5672/vhost"`
+		URL string `required:"true" example:"amqp://user:pass@host:5672/vhost" desc:"broker"`
 	}
 	AllowUntestedServer bool `split_words:"true" default:"false" desc:"accept database servers this version was never tested on"`
 }
 
-// Service is the part that every long-running binary has.
-type Service struct {
-	AdminAddr string     `split_words:"true" default:"127.0.0.1:0" desc:"address of the admin port; loopback by default"`
-	LogLevel  slog.Level `split_words:"true" default:"info" desc:"debug, info, warn or error"`
+// Validate checks what tags cannot say.
+func (s *Servers) Validate() error { return CheckServers(s.MySQL.DSN, s.AMQP.URL) }
+
+// CheckServers checks the form of the addresses of both servers; empty ones are passed over.
+func CheckServers(dsn, url string) error {
+	var errs []error
+	if dsn != "" {
+		if err := sqltx.CheckDSN(dsn); err != nil {
+			errs = append(errs, fmt.Errorf("%s_MYSQL_DSN: %w", Prefix, err))
+		}
+	}
+	if url != "" {
+		if err := amqp.CheckURL(url); err != nil {
+			errs = append(errs, fmt.Errorf("%s_AMQP_URL: %w", Prefix, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// Main runs a long-running binary: it reads the environment into cfg, sets up tracing as the
-// standard OTEL_ variables say, and calls run with a context that SIGINT and SIGTERM end. A
-// second signal ends the process at once.
+// Service is the part that every long-running binary has.
+type Service struct {
+	AdminAddr string     `split_words:"true" default:"127.0.0.1:0" range:"host:port, port 0 to 65535" desc:"address of the admin port, loopback by default; port 0 is a free one, see the log"`
+	LogLevel  slog.Level `split_words:"true" default:"info" range:"debug, info, warn or error" desc:"least level that is logged"`
+}
+
+// Validate checks what tags cannot say.
+func (s *Service) Validate() error {
+	if s.AdminAddr == "" { // it could not be read, which has been said
+		return nil
+	}
+	_, port, err := net.SplitHostPort(s.AdminAddr)
+	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
+		return fmt.Errorf("%s_ADMIN_ADDR is %q; it must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", Prefix, s.AdminAddr)
+	}
+	return nil
+}
+
+// Main runs a long-running binary and exits: with 0 after an orderly stop, 1 if it failed, 2
+// for wrong arguments or configuration.
 func Main(role, about string, cfg any, run func(ctx context.Context) error) {
-	flag.Usage = func() { usage(about, cfg) }
-	version := flag.Bool("version", false, "print the version")
-	check := flag.Bool("check", false, "ask the process at BACKSTEP_ADMIN_ADDR whether it lives; for container health checks")
-	flag.Parse()
+	os.Exit(start(role, about, cfg, os.Args[1:], os.Stdout, os.Stderr, run))
+}
+
+// start reads the environment into cfg, sets up tracing as the standard OTEL_ variables say,
+// and calls run with a context that SIGINT and SIGTERM end. A second signal ends the process
+// at once.
+func start(role, about string, cfg any, args []string, stdout, stderr io.Writer, run func(ctx context.Context) error) int {
+	flags := pflag.NewFlagSet(role, pflag.ContinueOnError)
+	flags.SortFlags = false
+	help := flags.BoolP("help", "h", false, "print this help")
+	version := flags.Bool("version", false, "print the version")
+	check := flags.Bool("check", false, "ask the process that runs whether it lives")
+	err := flags.Parse(args)
+	if err == nil && flags.NArg() > 0 {
+		err = fmt.Errorf("it takes no arguments, but there is %q", flags.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v; see %[1]s --help\n", role, err)
+		return exitUsage
+	}
 	switch {
+	case *help:
+		fmt.Fprintf(stdout, "%s\n\nFlags:\n%s\nIt is configured by environment variables:\n\n%s\n", about, flags.FlagUsages(), Help(cfg))
+		return exitOK
 	case *version:
-		fmt.Println(Version())
-		return
-	case *check:
-		if err := checkAlive(os.Getenv("BACKSTEP_ADMIN_ADDR")); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(stdout, Version())
+		return exitOK
+	}
+	if *check {
+		return checkAlive(stdout, stderr)
 	}
 	if err := Load(cfg); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2)
+		fmt.Fprintf(stderr, "%s: %v\n", role, err)
+		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // from now on a signal has its usual effect
-	err := traced(ctx, role, run)
-	if err != nil {
+	if err := traced(ctx, role, run); err != nil {
 		slog.Error("stopped", "error", err)
-		os.Exit(1)
+		return exitFailed
 	}
+	return exitOK
 }
 
 // traced runs run with tracing set up, and then sends the spans that are left.
@@ -82,39 +139,6 @@ func traced(ctx context.Context, role string, run func(ctx context.Context) erro
 		slog.Warn("traces not sent", "error", serr) // the work is done all the same
 	}
 	return err
-}
-
-// Validate checks what envconfig does not: required accepts an empty value.
-func (s *Servers) Validate() error {
-	var errs []error
-	if s.MySQL.DSN == "" {
-		errs = append(errs, errors.New("BACKSTEP_MYSQL_DSN is empty"))
-	}
-	if s.AMQP.URL == "" {
-		errs = append(errs, errors.New("BACKSTEP_AMQP_URL is empty"))
-	}
-	return errors.Join(errs...)
-}
-
-// InRange reports a number that is out of its range, by its variable's name.
-func InRange(name string, v, low, high int) error {
-	if v < low || v > high {
-		return fmt.Errorf("%s_%s is %d; it may be %d to %d", Prefix, name, v, low, high)
-	}
-	return nil
-}
-
-func usage(about string, cfg any) {
-	fmt.Fprintf(os.Stderr, "%s\n\nFlags:\n", about)
-	flag.PrintDefaults()
-	fmt.Fprint(os.Stderr, "\nIt is configured by environment variables:\n\n")
-	// The table goes to standard error like all of the usage.
-	stdout := os.Stdout
-	os.Stdout = os.Stderr
-	defer func() { os.Stdout = stdout }()
-	if err := envconfig.Usage(Prefix, cfg); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	}
 }
 
 // Log makes the process's logger: JSON lines on standard output.
