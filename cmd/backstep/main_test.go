@@ -66,7 +66,7 @@ func (o *operator) command(program string, args ...string) *exec.Cmd {
 // answer is what a verb said.
 type answer struct {
 	t              *testing.T
-	args           string
+	program, args  string
 	stdout, stderr string
 	code           int
 }
@@ -74,25 +74,35 @@ type answer struct {
 // run runs a verb to its end.
 func (o *operator) run(stdin string, args ...string) answer {
 	o.t.Helper()
-	cmd := o.command("backstep", args...)
+	return o.call(stdin, "backstep", args...)
+}
+
+// call runs a program to its end, which must come.
+func (o *operator) call(stdin, program string, args ...string) answer {
+	o.t.Helper()
+	cmd := o.command(program, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	err := cmd.Run()
-	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+	if err := cmd.Start(); err != nil {
 		o.t.Fatal(err)
 	}
-	return answer{o.t, strings.Join(args, " "), stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	limit := time.AfterFunc(2*patience, func() { _ = cmd.Process.Kill() })
+	err := cmd.Wait()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited || !limit.Stop() {
+		o.t.Fatalf("%s %s: %v\nstdout: %s\nstderr: %s", program, strings.Join(args, " "), err, &stdout, &stderr)
+	}
+	return answer{o.t, program, strings.Join(args, " "), stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
 // want demands the exit code and that each text is in the output.
 func (a answer) want(code int, texts ...string) answer {
 	a.t.Helper()
 	if a.code != code {
-		a.t.Fatalf("backstep %s exited with %d, want %d\nstdout: %s\nstderr: %s", a.args, a.code, code, a.stdout, a.stderr)
+		a.t.Fatalf("%s %s exited with %d, want %d\nstdout: %s\nstderr: %s", a.program, a.args, a.code, code, a.stdout, a.stderr)
 	}
 	for _, text := range texts {
 		if !strings.Contains(a.stdout+a.stderr, text) {
-			a.t.Errorf("backstep %s does not say %q\nstdout: %s\nstderr: %s", a.args, text, a.stdout, a.stderr)
+			a.t.Errorf("%s %s does not say %q\nstdout: %s\nstderr: %s", a.program, a.args, text, a.stdout, a.stderr)
 		}
 	}
 	return a
@@ -102,7 +112,7 @@ func (a answer) want(code int, texts ...string) answer {
 func (a answer) decode(v any) {
 	a.t.Helper()
 	if err := json.Unmarshal([]byte(a.stdout), v); err != nil {
-		a.t.Fatalf("backstep %s: %v\nstdout: %s\nstderr: %s", a.args, err, a.stdout, a.stderr)
+		a.t.Fatalf("%s %s: %v\nstdout: %s\nstderr: %s", a.program, a.args, err, a.stdout, a.stderr)
 	}
 }
 

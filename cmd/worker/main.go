@@ -54,7 +54,7 @@ func (c *config) Validate() error {
 		c.Queues[i] = q
 		switch {
 		case !slices.Contains(handlers.Queues, q):
-			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q; %s", q, known))
+			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %s; %s", app.Quote(q), known))
 		case slices.Contains(c.Queues[:i], q):
 			errs = append(errs, fmt.Errorf("BACKSTEP_QUEUES names %q twice; for more consumers set BACKSTEP_LANES", q))
 		}

@@ -74,7 +74,7 @@ func (s *Service) Validate() error {
 	}
 	_, port, err := net.SplitHostPort(s.AdminAddr)
 	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
-		return fmt.Errorf("%s_ADMIN_ADDR is %q; it must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", Prefix, s.AdminAddr)
+		return fmt.Errorf("%s_ADMIN_ADDR is %s; it must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", Prefix, Quote(s.AdminAddr))
 	}
 	return nil
 }

@@ -213,11 +213,16 @@ func (f field) fault(value string) error {
 	if slices.Contains(secrets, f.name) {
 		return fmt.Errorf("%s cannot be read%s", f.name, f.example())
 	}
+	return fmt.Errorf("%s is %s; it must be %s", f.name, Quote(value), f.expected())
+}
+
+// Quote quotes as much of a value as a message has room for.
+func Quote(value string) string {
 	const most = 40
 	if len(value) > most {
 		value = strings.ToValidUTF8(value[:most], "") + "…"
 	}
-	return fmt.Errorf("%s is %q; it must be %s", f.name, value, f.expected())
+	return strconv.Quote(value)
 }
 
 func (f field) expected() string {
