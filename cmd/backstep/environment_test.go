@@ -149,6 +149,17 @@ func TestRequiredVariables(t *testing.T) {
 	}
 }
 
+// TestDSNOptions: what would break a promise is refused by name; package sqltx has the table.
+func TestDSNOptions(t *testing.T) {
+	s := newServer(t)
+	for _, call := range []string{"worker", "relay", "backstep saga list"} {
+		newOperator(t, "BACKSTEP_MYSQL_DSN=app:s3cret@tcp("+s.l.Addr().String()+")/d?autocommit=0&sql_mode=%27%27&parseTime=false",
+			"BACKSTEP_AMQP_URL=amqp://"+s.l.Addr().String()).callLine(call).
+			want(exitUsage, "  BACKSTEP_MYSQL_DSN: the DSN sets autocommit, sql_mode; leave it out")
+	}
+	s.untouched()
+}
+
 // TestSecretsFromFiles: a line break at the end is an editor's.
 func TestSecretsFromFiles(t *testing.T) {
 	dir := t.TempDir()

@@ -19,26 +19,7 @@ func CheckDSN(dsn string) error {
 
 const looksLike = "it looks like user:password@tcp(host:3306)/database"
 
-// parse takes from a DSN where the server is, as whom to connect and how:
-//
-//	user, password, network, address, database
-//	tls, serverPubKey, allowCleartextPasswords, allowFallbackToPlaintext, allowNativePasswords
-//	timeout, readTimeout, writeTimeout     within the bounds below; refused outside
-//
-// All else that the driver knows is left out, because Open sets it or the driver's default is
-// what we need: the results are the same whatever the DSN says.
-//
-//	parseTime, loc, timeTruncate           times are UTC, and none is cut
-//	charset, collation                     utf8mb4; another character set could make interpolation unsafe
-//	clientFoundRows                        a guarded UPDATE counts rows it changed
-//	interpolateParams, multiStatements, columnsWithAlias, allowAllFiles, allowOldPasswords
-//	checkConnLiveness, rejectReadOnly      a connection that went bad is found before it is used
-//	maxAllowedPacket, compress, connectionAttributes
-//
-// What the driver does not know is a system variable of the session. Any of them may break a
-// promise (autocommit=0 loses commits, unique_checks=0 duplicates, sql_select_limit rows), so
-// they are refused by name: Open sets autocommit, time_zone, sql_mode, wait_timeout and
-// innodb_lock_wait_timeout, and every transaction states its isolation level.
+// parse takes from a DSN what is the operator's to say; the package comment has the table.
 func parse(dsn string) (*mysql.Config, error) {
 	given, err := parseDSN(dsn)
 	switch {

@@ -20,12 +20,11 @@ type Config struct {
 	AllowUntested   bool          // accept servers this version was never tested on
 }
 
-// Open returns a pool on the server dsn names. It does no I/O. The DSN says where the server
-// is, as whom to connect, and how (see parse); what our promises rest on is set here whatever
-// the DSN says. Every connection of the pool has UTC as its time zone, strict SQL mode, and
-// gives up: reads and writes after 30 s, idle ones after 30 s, and the server drops those it
-// has not heard from for 60 s, so that a client lost in a network fault does not hold row
-// locks for hours.
+// Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
+// has UTC as its time zone, strict SQL mode, and gives up: reads and writes after 30 s, idle
+// ones after 30 s, and the server drops those it has not heard from for 60 s, so that a client
+// lost in a network fault does not hold row locks for hours. A DSN that would change any of
+// that is refused; the package comment says what it may say.
 func Open(dsn string, c Config) (*sql.DB, error) {
 	if c.MaxOpen == 0 {
 		c.MaxOpen = 16
