@@ -46,6 +46,8 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 // once tries todo in one transaction. errDuplicate means that at least one has been processed
 // before.
 func (l *Lane) once(ctx context.Context, g *group, todo []*message.Delivery) (outcomes []message.Outcome, err error) {
+	spans := make([]trace.Span, len(todo))
+	defer func() { endSpans(spans, outcomes, err) }()
 	err = sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
 		defer func() {
 			if r := recover(); r != nil {
@@ -53,11 +55,28 @@ func (l *Lane) once(ctx context.Context, g *group, todo []*message.Delivery) (ou
 			}
 		}()
 		crash.Point("worker.begun")
-		outcomes, err = l.handle(ctx, tx, g, todo)
+		outcomes, err = l.handle(ctx, tx, g, todo, spans)
 		crash.Point("worker.before-commit")
 		return err
 	})
 	return outcomes, err
+}
+
+// endSpans ends the spans of a try with what became of its transaction.
+func endSpans(spans []trace.Span, outcomes []message.Outcome, err error) {
+	for i, span := range spans {
+		switch {
+		case span == nil: // its delivery was not processed
+		case err == nil:
+			tracing.EndProcess(span, outcomes[i])
+		case errors.Is(err, errDuplicate): // that is how they are found; the others are run again
+			tracing.EndTry(span, "rolled back to leave out duplicates", nil)
+		case errors.Is(err, sqltx.ErrOutcomeUnknown):
+			tracing.EndTry(span, "unknown", err)
+		default:
+			tracing.EndTry(span, "rolled back", err)
+		}
+	}
 }
 
 // panicError is what a handler panicked with.
@@ -105,17 +124,10 @@ func (l *Lane) withoutDuplicates(ctx context.Context, ds []*message.Delivery) ([
 	return fresh, nil
 }
 
-// handle is the body of the transaction: record, work, follow up.
-func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*message.Delivery) ([]message.Outcome, error) {
+// handle is the body of the transaction: record, work, follow up. It opens a span for each
+// delivery that is processed.
+func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*message.Delivery, spans []trace.Span) ([]message.Outcome, error) {
 	outcomes := make([]message.Outcome, len(todo))
-	spans := make([]trace.Span, len(todo))
-	defer func() {
-		for i, span := range spans {
-			if span != nil {
-				tracing.EndProcess(span, outcomes[i])
-			}
-		}
-	}()
 	var ids []string
 	var msgs []message.Message
 	var at []int

@@ -79,6 +79,13 @@ func EndProcess(span trace.Span, o message.Outcome) {
 	span.End()
 }
 
+// EndTry ends the span of a delivery whose transaction did not commit, or not for sure: what
+// says which. It is tried again, which is a span of its own. err is nil if nothing went wrong.
+func EndTry(span trace.Span, what string, err error) {
+	span.SetAttributes(attribute.String("backstep.outcome", what))
+	End(span, err)
+}
+
 // Step opens the span of one saga step or compensation.
 func Step(ctx context.Context, sagaID, step, direction string, attempt int) (context.Context, trace.Span) {
 	return tracer().Start(ctx, "step "+step, trace.WithAttributes(
