@@ -15,11 +15,18 @@ const maxBody = 4 << 20
 // maxFaults is how many faulty lines are named.
 const maxFaults = 20
 
-// readLines reads orders, one JSON object a line; blank lines are passed over. It names the
-// lines that cannot be orders, and returns no order then: half a file submitted would have to
-// be told from the other half by hand.
+// readLines reads orders, one JSON object a line; blank lines are passed over, and so is the
+// byte order mark that some editors put first. It names the lines that cannot be orders, and
+// returns no order then: half a file submitted would have to be told from the other half by
+// hand. No line at all is a mistake too: nobody submits nothing.
 func readLines(r io.Reader) ([]order, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
+	switch start, _ := in.Peek(3); { // an error comes again
+	case bytes.HasPrefix(start, []byte("\xef\xbb\xbf")):
+		_, _ = in.Discard(3) // they are there
+	case bytes.HasPrefix(start, []byte("\xff\xfe")), bytes.HasPrefix(start, []byte("\xfe\xff")):
+		return nil, errors.New("it is UTF-16; JSON is UTF-8, so save it as that")
+	}
 	var orders []order
 	var faults []error
 	for n := 1; ; n++ {
@@ -38,6 +45,9 @@ func readLines(r io.Reader) ([]order, error) {
 		if end {
 			break
 		}
+	}
+	if len(orders) == 0 {
+		return nil, errors.New("there is no order in it; it should have one JSON object a line")
 	}
 	if len(faults) > maxFaults {
 		faults = append(faults[:maxFaults], fmt.Errorf("and %d more", len(faults)-maxFaults))

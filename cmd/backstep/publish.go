@@ -88,8 +88,6 @@ func (s *submitter) submit(ctx context.Context, orders []order) {
 		}
 		if err := context.Cause(alive); err != nil {
 			o.Reason += ": " + err.Error()
-		} else {
-			o.Reason += ": " + s.broker.client.State() // the broker denies us
 		}
 		s.settled(o)
 	}

@@ -39,17 +39,19 @@ well. It is safe to run again. The user needs the right to configure.`,
 			if err != nil {
 				return err
 			}
+			if len(did.Policies) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "backstep: the policies were not put, because BACKSTEP_AMQP_MANAGEMENT_URL is not set; "+
+					"it looks like http://127.0.0.1:15672")
+			}
 			out := cmd.OutOrStdout()
 			if asJSON {
 				return printJSON(out, did)
 			}
 			fmt.Fprintf(out, "virtual host %s: exchanges and queues are there: %s, each with its .parked\n",
 				did.Vhost, strings.Join(did.Queues, ", "))
-			if len(did.Policies) == 0 {
-				fmt.Fprintln(out, "no policies put: set BACKSTEP_AMQP_MANAGEMENT_URL for that")
-				return nil
+			if len(did.Policies) > 0 {
+				fmt.Fprintln(out, "policies put:", strings.Join(did.Policies, ", "))
 			}
-			fmt.Fprintln(out, "policies put:", strings.Join(did.Policies, ", "))
 			return nil
 		}),
 	}
@@ -82,7 +84,10 @@ func applyTopology(ctx context.Context, c config) (applied, error) {
 		return did, err
 	}
 	did.Policies, err = amqp.ApplyPolicies(ctx, management, did.Vhost, did.Queues...)
-	return did, err
+	if err != nil {
+		return did, fmt.Errorf("exchanges and queues are there, but the policies could not be put: %w; is BACKSTEP_AMQP_MANAGEMENT_URL right?", err)
+	}
+	return did, nil
 }
 
 // withCredentials returns the management URL with the user of the AMQP URL if it has none.

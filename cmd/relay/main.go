@@ -96,6 +96,7 @@ func run(ctx context.Context, cfg config) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		log.Info("database is ready", "database", sqltx.Address(cfg.MySQL.DSN), "version", app.Version())
 		var parts errgroup.Group
 		parts.Go(func() error { return relay.Run(ctx) })
 		parts.Go(func() error { return client.Listen(ctx, func(uint16) { relay.Wake() }) })

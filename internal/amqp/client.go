@@ -38,15 +38,15 @@ func New(cfg Config) (*Client, error) {
 func (c *Client) Address() string { return c.address }
 
 // Run keeps a session until ctx ends, then closes it and returns nil. What uses the session
-// should have finished by then: end its context before this one. With GiveUp it also ends, and
-// returns ErrDenied, when the broker denies us.
+// should have finished by then: end its context before this one. With GiveUp it may also end
+// with ErrDenied.
 func (c *Client) Run(ctx context.Context) error {
 	c.set(nil, false, "connecting to "+c.address)
-	last := "stopped"
+	last, wasIn := "stopped", false
 	defer func() { c.set(nil, true, last) }()
 	for try := 0; ; try++ {
 		began := time.Now()
-		err := c.serve(ctx)
+		err := c.serve(ctx, func() { wasIn = true })
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -55,7 +55,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		wait := retryDelay(try, c.cfg.MaxBackoff)
 		state := fmt.Sprintf("not connected to %s: %v", c.address, err)
-		if c.cfg.GiveUp && errors.Is(err, ErrDenied) {
+		if c.cfg.GiveUp && !wasIn && errors.Is(err, ErrDenied) {
 			last = state
 			return err
 		}
@@ -79,12 +79,14 @@ func retryDelay(n int, limit time.Duration) time.Duration {
 	return rand.N(max(1, min(limit, firstBackoff<<min(n, 16))))
 }
 
-// serve makes one session, hands it out and returns when it has ended.
-func (c *Client) serve(ctx context.Context) error {
+// serve makes one session, hands it out and returns when it has ended. It calls in when the
+// broker has let us in.
+func (c *Client) serve(ctx context.Context, in func()) error {
 	s, err := c.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("connect: %w", explain(err, c.cfg.URL))
 	}
+	in()
 	alive, ended := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {

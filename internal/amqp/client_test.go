@@ -142,12 +142,58 @@ func TestOnSessionIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestWrongPassword(t *testing.T) {
+// TestDenied: the client says in words why the broker does not let it in and what to do. It
+// goes on trying, unless it was told to give up.
+func TestDenied(t *testing.T) {
+	b, other := testenv.Vhost(t), testenv.Vhost(t)
+	user := b.User(t, "^$", "^$", "^$")
+	name := strings.TrimPrefix(strings.SplitN(user, ":", 3)[1], "//")
+	for _, tt := range []struct{ name, url, says, hint string }{
+		{"wrong password", strings.Replace(user, "@", "s3cret@", 1), "(403)", `are user "` + name + `" and its password right?`},
+		{"guest", strings.Replace(b.URL, "@", "s3cret@", 1), "(403)", "guest may only connect from the broker's own host"},
+		{"no such virtual host", b.URL + "x", "(530)", "create it: rabbitmqctl add_vhost '" + b.Vhost + "x'"},
+		{"virtual host of others", strings.Replace(user, b.Vhost, other.Vhost, 1), "(530)", "rabbitmqctl set_permissions -p '" + other.Vhost + "' '" + name + "'"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if strings.HasPrefix(tt.name, "guest") && !strings.Contains(b.URL, "//guest:") {
+				t.Logf("the tests' user is not guest: only the code is looked for")
+				tt.hint = "right?"
+			}
+			c, err := New(Config{URL: tt.url, GiveUp: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = c.Run(within(t))
+			if !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.hint) || strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("Run = %v, want ErrDenied with %s, %q and no password", err, tt.says, tt.hint)
+			}
+			if _, serr := c.Session(t.Context()); !errors.Is(serr, ErrStopped) || !strings.Contains(c.State(), tt.hint) {
+				t.Errorf("afterwards Session = %v, state %q", serr, c.State())
+			}
+			patient := start(t, Config{URL: tt.url})
+			until(t, patient, func() bool { return strings.Contains(patient.State(), tt.hint) })
+		})
+	}
+	tls := start(t, Config{URL: strings.Replace(b.URL, "amqp://", "amqps://", 1)})
+	until(t, tls, func() bool { return strings.Contains(tls.State(), "usually 5671") })
+}
+
+// TestMissingPermission: the object is named, and the right.
+func TestMissingPermission(t *testing.T) {
 	b := testenv.Vhost(t)
-	c := start(t, Config{URL: strings.Replace(b.URL, "@", "s3cret@", 1)})
-	until(t, c, func() bool { return strings.HasPrefix(c.State(), "not connected") })
-	if s := c.State(); !strings.Contains(s, "403") || strings.Contains(s, "s3cret") {
-		t.Errorf("state %q, want a 403 without the password", s)
+	declare(t, start(t, Config{URL: b.URL}), "orders")
+	c := start(t, Config{URL: b.User(t, "^$", "^$", "^$")})
+	err := Topology{Queues: []string{"orders"}}.Declare(within(t), session(t, c))
+	for _, want := range []string{`exchange "backstep.commands"`, "lacks the permission to configure it", "backstep topology apply"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Declare = %v, want %q", err, want)
+		}
+	}
+	_, err = NewConsumer(c, "tag").Subscribe(within(t), "orders", 1)
+	for _, want := range []string{`queue "orders"`, "lacks the permission to read it"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Subscribe = %v, want %q", err, want)
+		}
 	}
 }
 

@@ -34,8 +34,9 @@ type Config struct {
 	// tried after a wait.
 	OnSession func(ctx context.Context, s *Session) error
 
-	// GiveUp makes Run return as soon as the broker denies us (ErrDenied). It is for commands
-	// that somebody waits for; a service goes on trying, and the operator cures it meanwhile.
+	// GiveUp makes Run return if the broker denies us (ErrDenied) and has never let us in. It is
+	// for commands that somebody waits for; a service goes on trying, and the operator cures it
+	// meanwhile.
 	GiveUp bool
 }
 
