@@ -82,6 +82,13 @@ func (f field) read(needs []string) error {
 		return fmt.Errorf("%s %s%s", name, odd, f.example())
 	}
 	one := f.alone()
+	if name != "" && name != f.name {
+		// Where envconfig looks, and no longer than it does: it is nothing for our children.
+		if err := os.Setenv(f.name, value); err != nil {
+			return fmt.Errorf("%s contains what no variable can", name)
+		}
+		defer os.Unsetenv(f.name) //nolint:errcheck // it has just been set
+	}
 	err = envconfig.Process(f.prefix, one.Interface())
 	if name == "" {
 		value = f.def.Tag.Get("default")
@@ -96,8 +103,8 @@ func (f field) read(needs []string) error {
 	return f.fault(value)
 }
 
-// lookUp returns the variable that is set, this or <name>_FILE, or "" for the name. The
-// content of a file is put where envconfig reads it.
+// lookUp returns the variable that is set, this or <name>_FILE, or "" for the name; and its
+// value, or what is in the file.
 func (f field) lookUp() (name, value string, err error) {
 	value, set := os.LookupEnv(f.name)
 	path, file := os.LookupEnv(f.name + "_FILE")
@@ -121,9 +128,6 @@ func (f field) lookUp() (name, value string, err error) {
 	value = strings.TrimRight(string(content), "\r\n") // an editor's, or echo's
 	if odd := oddity(value); odd != "" {
 		return "", "", fmt.Errorf("%s: what is in %s %s", name, path, odd)
-	}
-	if err := os.Setenv(f.name, value); err != nil {
-		return "", "", fmt.Errorf("%s: %s contains what no variable can", name, path)
 	}
 	return name, value, nil
 }
