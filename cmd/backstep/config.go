@@ -151,14 +151,13 @@ type broker struct {
 	denied error // why it will never connect; set before done is closed
 }
 
-// connect returns a broker that answers, and waits for that so long at most; what the broker
-// denies is an error at once. The caller must close it.
-func (c config) connect(ctx context.Context, patience time.Duration) (*broker, error) {
-	return c.dial(ctx, patience, true)
+// connect returns a broker that answers within connectTimeout. The caller must close it.
+func (c config) connect(ctx context.Context) (*broker, error) {
+	return c.dial(ctx, connectTimeout, true)
 }
 
-// dial is connect, also to a broker that denies us for now: one that is starting may not have
-// its users and virtual hosts yet.
+// dial is connect with another time-out. What the broker denies is an error at once if giveUp
+// is set; one that is starting may not have its users and virtual hosts yet.
 func (c config) dial(ctx context.Context, patience time.Duration, giveUp bool) (*broker, error) {
 	client, err := amqp.New(amqp.Config{URL: c.AMQP.URL, Name: app.ConnectionName("cli"), GiveUp: giveUp})
 	if err != nil {

@@ -158,7 +158,7 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 	if err := handlers.Seed(ctx, db, demoSKUs, demoStock); err != nil {
 		return err
 	}
-	b, err := p.config.connect(ctx, connectTimeout)
+	b, err := p.config.connect(ctx)
 	if err != nil {
 		return err
 	}

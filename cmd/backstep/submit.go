@@ -114,7 +114,7 @@ func (o *submitOptions) run(cmd *cobra.Command, orders []order) error {
 			return err
 		}
 	}
-	b, err := c.connect(ctx, o.patience)
+	b, err := c.dial(ctx, o.patience, true)
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ well. It is safe to run again. The user needs the right to configure.`,
 }
 
 func applyTopology(ctx context.Context, c config) (applied, error) {
-	b, err := c.connect(ctx, connectTimeout)
+	b, err := c.connect(ctx)
 	if err != nil {
 		return applied{}, err
 	}

@@ -28,7 +28,7 @@ func (t *trial) run(ctx context.Context) (*result, error) {
 		return nil, err
 	}
 	v := verifier{db: t.db, broker: t.broker, retention: t.config.Inbox.Retention}
-	if err := v.await(ctx, time.Now(), t.patience); err != nil {
+	if err := v.await(ctx, t.patience); err != nil {
 		return nil, err
 	}
 	r := &result{Orders: t.orders, Relays: t.relays, Workers: t.workers, Differences: []difference{}}

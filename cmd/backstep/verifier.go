@@ -156,9 +156,15 @@ func (v verifier) counts(ctx context.Context, f *findings) (err error) {
 // restPoll is how often it is looked whether all is at rest.
 const restPoll = 200 * time.Millisecond
 
-// await waits until nothing is in flight, until limit after began at most. Twice in a row, because what a worker has in hand
-// is in no queue and not yet in a table. The error says what still moved.
-func (v verifier) await(ctx context.Context, began time.Time, limit time.Duration) error {
+// await waits until nothing is in flight, for limit at most.
+func (v verifier) await(ctx context.Context, limit time.Duration) error {
+	return v.awaitSince(ctx, time.Now(), limit)
+}
+
+// awaitSince waits until nothing is in flight, until limit after began at most. Twice in a row,
+// because what a worker has in hand is in no queue and not yet in a table. The error says what
+// still moved.
+func (v verifier) awaitSince(ctx context.Context, began time.Time, limit time.Duration) error {
 	deadline := time.NewTimer(limit - time.Since(began))
 	defer deadline.Stop()
 	tick := time.NewTicker(restPoll)

@@ -42,7 +42,7 @@ that need somebody, are shown and are no violation.`,
 			defer b.close()
 			v := verifier{db: db, broker: b, retention: c.Inbox.Retention}
 			if wait > 0 {
-				if err := v.await(ctx, began, wait); err != nil {
+				if err := v.awaitSince(ctx, began, wait); err != nil {
 					say(err)
 				}
 			}
