@@ -105,10 +105,14 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	servers, err := testenv.Start(ctx, testenv.Options{
+	o, err := testenv.Options{
 		MySQLDSN: given.MySQL.DSN, AMQPURL: given.AMQP.URL, ManagementURL: given.AMQP.ManagementURL,
 		Log: slog.New(plainLog{d.progress}),
-	})
+	}.StackFromEnvironment()
+	if err != nil {
+		return err
+	}
+	servers, err := testenv.Start(ctx, o)
 	if err != nil {
 		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
 	}

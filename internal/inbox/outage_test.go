@@ -328,16 +328,7 @@ func TestTimeout(t *testing.T) {
 // then killed.
 func TestReadOnlyAndRestart(t *testing.T) {
 	t.Parallel()
-	shared := testenv.Shared(t)
-	servers, err := testenv.Start(t.Context(), testenv.Options{AMQPURL: shared.AMQPURL(""), ManagementURL: shared.ManagementURL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := servers.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	servers := testenv.PrivateDatabase(t)
 	dsn := servers.Database(t)
 	root := open(t, dsn)
 	// Root may write to a read-only server.

@@ -3,7 +3,6 @@ package testenv
 import (
 	"context"
 	"fmt"
-	"os/exec"
 )
 
 // KillBroker ends the broker as kill -9 does. Its data stay.
@@ -46,9 +45,7 @@ func (s *Servers) Rabbitmqctl(ctx context.Context, args ...string) (string, erro
 	if !ok {
 		return "", fmt.Errorf("run rabbitmqctl: %w", ErrNotOurs)
 	}
-	cmd := exec.CommandContext(ctx, r.ctl, args...)
-	cmd.Env = r.env
-	out, err := cmd.CombinedOutput()
+	out, err := r.ctl(ctx, args...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("run rabbitmqctl %v: %w: %s", args, err, lastLine(out))
 	}

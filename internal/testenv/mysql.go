@@ -25,12 +25,12 @@ type mysqlPrograms struct {
 	install string // mariadb-install-db; empty for MySQL, whose server does it itself
 }
 
-func findMySQL(ctx context.Context, path searchPath) (mysqlPrograms, error) {
+func findMySQL(ctx context.Context, r root, path searchPath) (mysqlPrograms, error) {
 	server, err := path.find("mysqld", "mariadbd")
 	if err != nil {
 		return mysqlPrograms{}, err
 	}
-	version, err := exec.CommandContext(ctx, server, "--no-defaults", "--version").Output()
+	version, err := r.command(ctx, os.TempDir(), server, "--no-defaults", "--version").Output()
 	if err != nil {
 		return mysqlPrograms{}, fmt.Errorf("ask %s for its version: %w", server, err)
 	}
@@ -42,7 +42,7 @@ func findMySQL(ctx context.Context, path searchPath) (mysqlPrograms, error) {
 }
 
 // startMySQL creates a data folder in dir and starts a server on it.
-func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlPrograms) (*process, *mysql.Config, error) {
+func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysqlPrograms) (*process, *mysql.Config, error) {
 	ports, err := freePorts(1)
 	if err != nil {
 		return nil, nil, err
@@ -83,7 +83,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 		log:   filepath.Join(dir, "log"),
 		ready: func(ctx context.Context) error { return pingMySQL(ctx, cfg) },
 		command: func() *exec.Cmd {
-			return exec.Command(programs.server, append(options,
+			return r.command(context.Background(), dir, programs.server, append(options,
 				"--bind-address=127.0.0.1",
 				fmt.Sprintf("--port=%d", ports[0]),
 				"--loose-mysqlx=OFF",
@@ -100,14 +100,14 @@ func startMySQL(ctx context.Context, g *guard, dir string, programs mysqlProgram
 			)...)
 		},
 	}
-	install := exec.CommandContext(ctx, programs.server, append(options, "--initialize-insecure")...)
+	install := r.command(ctx, dir, programs.server, append(options, "--initialize-insecure")...)
 	if programs.install != "" {
-		install = exec.CommandContext(ctx, programs.install, append(options,
+		install = r.command(ctx, dir, programs.install, append(options,
 			"--auth-root-authentication-method=normal", "--skip-test-db")...)
 	}
 	g.adopt(install)
 	if out, err := install.CombinedOutput(); err != nil {
-		return nil, nil, fmt.Errorf("create a data folder with %s: %w\n%s", install.Path, err, out)
+		return nil, nil, fmt.Errorf("create a data folder with %s: %w\n%s", programs.server, err, out)
 	}
 	return p, cfg, p.start(ctx)
 }

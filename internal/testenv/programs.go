@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// programs are the files that private processes need.
+// programs are the files that private processes need, under their names on this machine.
 type programs struct {
+	root   root // the system they belong to
 	mysql  mysqlPrograms
 	rabbit rabbitPrograms
 }
@@ -18,22 +19,23 @@ type programs struct {
 // findPrograms finds the files for the servers that s does not have yet. If some are not
 // there, it installs them, if that can be done on this machine.
 func (s *Servers) findPrograms(ctx context.Context, o Options) (programs, error) {
-	files, packages, err := s.lookUp(ctx, newSearchPath(o.Path))
+	files, packages, err := s.lookUp(ctx, "", newSearchPath(o.Path))
 	if err == nil {
 		return files, nil
 	}
 	if e := install(ctx, newSearchPath(o.Path), o.log(), packages...); e != nil {
 		return programs{}, errors.Join(err, e)
 	}
-	files, _, err = s.lookUp(ctx, newSearchPath(o.Path)) // anew: RabbitMQ's folder has its version in its name
+	files, _, err = s.lookUp(ctx, "", newSearchPath(o.Path)) // anew: RabbitMQ's folder has its version in its name
 	return files, err
 }
 
 // lookUp also returns the packages that have what it did not find.
-func (s *Servers) lookUp(ctx context.Context, path searchPath) (files programs, packages []string, err error) {
+func (s *Servers) lookUp(ctx context.Context, r root, path searchPath) (files programs, packages []string, err error) {
+	files.root = r
 	var errMySQL, errRabbit error
 	if s.database == nil {
-		if files.mysql, errMySQL = findMySQL(ctx, path); errMySQL != nil {
+		if files.mysql, errMySQL = findMySQL(ctx, r, path); errMySQL != nil {
 			packages = append(packages, "mariadb-server")
 		}
 	}
@@ -52,11 +54,7 @@ func newSearchPath(list string) searchPath {
 	if list != "" {
 		return filepath.SplitList(list)
 	}
-	// The script that Debian's rabbitmq-server wraps must be found before the wrapper.
-	path, _ := filepath.Glob("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin") // the pattern is well-formed
-	path = append(path, filepath.SplitList(os.Getenv("PATH"))...)
-	erlang, _ := filepath.Glob("/usr/lib/erlang/erts-*/bin")
-	return append(append(path, "/usr/local/sbin", "/usr/sbin", "/usr/bin"), erlang...)
+	return root("").searchPath()
 }
 
 // find returns the first of the programs in the first folder that has one.

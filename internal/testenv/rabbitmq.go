@@ -34,14 +34,13 @@ func findRabbitMQ(path searchPath) (rabbitPrograms, error) {
 type rabbit struct {
 	process
 	epmd *process
-	ctl  string
-	env  []string
-	url  *url.URL // AMQP
-	http *url.URL // management API
+	ctl  func(ctx context.Context, args ...string) *exec.Cmd // rabbitmqctl
+	url  *url.URL                                            // AMQP
+	http *url.URL                                            // management API
 }
 
 // startRabbitMQ starts a node in dir.
-func startRabbitMQ(ctx context.Context, g *guard, dir string, programs rabbitPrograms) (*rabbit, error) {
+func startRabbitMQ(ctx context.Context, g *guard, dir string, root root, programs rabbitPrograms) (*rabbit, error) {
 	ports, err := freePorts(5)
 	if err != nil {
 		return nil, err
@@ -73,7 +72,7 @@ log.console.level = warning
 	// The environment is complete and ours alone: a default for any of these would lead to
 	// the machine's own broker.
 	env := []string{
-		"PATH=" + os.Getenv("PATH"),
+		"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/usr/bin",
 		"LANG=C.UTF-8",
 		"HOME=" + dir, // its own Erlang cookie
 		"ERL_EPMD_ADDRESS=127.0.0.1",
@@ -91,16 +90,16 @@ log.console.level = warning
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1}",
 		"RABBITMQ_ALLOW_INPUT=1", // the script execs the node, so that the pid is the node's
 	}
-	command := func(path string, args ...string) func() *exec.Cmd {
-		return func() *exec.Cmd {
-			cmd := exec.Command(path, args...)
-			cmd.Env, cmd.Dir = env, dir
-			return cmd
-		}
+	command := func(ctx context.Context, program string, args ...string) *exec.Cmd {
+		cmd := root.command(ctx, dir, program, args...)
+		cmd.Env = env
+		return cmd
+	}
+	server := func(program string, args ...string) func() *exec.Cmd {
+		return func() *exec.Cmd { return command(context.Background(), program, args...) }
 	}
 	r := &rabbit{
-		ctl:  programs.ctl,
-		env:  env,
+		ctl:  func(ctx context.Context, args ...string) *exec.Cmd { return command(ctx, programs.ctl, args...) },
 		url:  guestURL("amqp", amqpPort),
 		http: guestURL("http", httpPort),
 	}
@@ -109,7 +108,7 @@ log.console.level = warning
 		name:    "epmd",
 		guard:   g,
 		log:     file("epmd.log"),
-		command: command(programs.epmd, "-port", fmt.Sprint(epmdPort), "-address", "127.0.0.1"),
+		command: server(programs.epmd, "-port", fmt.Sprint(epmdPort), "-address", "127.0.0.1"),
 		ready: func(ctx context.Context) error {
 			c, err := new(net.Dialer).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", epmdPort))
 			if err != nil {
@@ -122,7 +121,7 @@ log.console.level = warning
 		name:    "rabbitmq",
 		guard:   g,
 		log:     file("log"),
-		command: command(programs.server, "-noinput"),
+		command: server(programs.server, "-noinput"),
 		ready:   func(ctx context.Context) error { return pingRabbitMQ(ctx, r.url, r.http) },
 	}
 	if err := r.epmd.start(ctx); err != nil {

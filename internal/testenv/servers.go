@@ -30,6 +30,9 @@ type Options struct {
 	// Path lists the folders to look for programs in, as $PATH does; default: $PATH and the
 	// places that Debian's packages use.
 	Path string
+	// Stack says which programs to start: Current, or "" for those in Path. With a stack,
+	// neither Docker nor anything that is installed is used.
+	Stack string
 }
 
 // Servers are a MySQL (or MariaDB) and a RabbitMQ that serve.
@@ -39,6 +42,7 @@ type Servers struct {
 	dsn        *mysql.Config
 	amqp       *url.URL
 	management *url.URL
+	stack      string
 
 	guard *guard // nil if we started nothing
 	stop  func() error
@@ -56,11 +60,11 @@ type server interface {
 // Start returns servers that answer: for each of the two the given one; else one from
 // Docker Compose, if a Docker daemon answers; else a private process on free loopback
 // ports, if the programs are there; else, as root on Debian, such a process after
-// installing the packages (without starting the services they bring). Whatever Start
-// started ends with Stop, or when this process ends, however it ends.
+// installing the packages (without starting the services they bring). With a stack it is
+// always a private process. Whatever Start started ends with Stop, or when this process ends, however it ends.
 func Start(ctx context.Context, o Options) (*Servers, error) {
 	began := time.Now()
-	s := &Servers{}
+	s := &Servers{stack: o.Stack}
 	s.stop = sync.OnceValue(s.stopAll)
 	if err := s.start(ctx, o); err != nil {
 		return nil, errors.Join(err, s.Stop())
@@ -84,6 +88,9 @@ func (s *Servers) start(ctx context.Context, o Options) error {
 	if s.database != nil && s.broker != nil {
 		return nil
 	}
+	if o.Stack != "" {
+		return s.startStack(ctx, o)
+	}
 	noDocker := s.startCompose(ctx, o)
 	if noDocker == nil || ctx.Err() != nil {
 		return noDocker
@@ -92,6 +99,11 @@ func (s *Servers) start(ctx context.Context, o Options) error {
 	if err != nil {
 		return noWay(noDocker, err)
 	}
+	return s.startPrivate(ctx, o, files)
+}
+
+// startPrivate starts what is still missing as private processes.
+func (s *Servers) startPrivate(ctx context.Context, o Options, files programs) error {
 	dir, err := s.prepare(o)
 	if err != nil {
 		return err
@@ -124,7 +136,7 @@ func (s *Servers) startProcesses(ctx context.Context, files programs, dir string
 	if s.database == nil {
 		wg.Go(func() {
 			errMySQL = tryToStart(ctx, dir, "mysql", func(dir string) error {
-				p, dsn, err := startMySQL(ctx, s.guard, dir, files.mysql)
+				p, dsn, err := startMySQL(ctx, s.guard, dir, files.root, files.mysql)
 				if p != nil {
 					s.database, s.dsn = p, dsn
 				}
@@ -135,7 +147,7 @@ func (s *Servers) startProcesses(ctx context.Context, files programs, dir string
 	if s.broker == nil {
 		wg.Go(func() {
 			errRabbit = tryToStart(ctx, dir, "rabbitmq", func(dir string) error {
-				r, err := startRabbitMQ(ctx, s.guard, dir, files.rabbit)
+				r, err := startRabbitMQ(ctx, s.guard, dir, files.root, files.rabbit)
 				if r != nil {
 					s.broker, s.amqp, s.management = r, r.url, r.http
 				}

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // own starts servers, says who they are and waits to be killed. It is the other process of
 // TestNothingOutlivesAKilledOwner.
 func own(dir string) {
-	s, err := Start(context.Background(), Options{Dir: dir, Path: os.Getenv("TESTENV_PATH")})
+	s, err := Start(context.Background(), Options{Dir: dir, Path: os.Getenv("TESTENV_PATH"), Stack: privateStack()})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -83,7 +83,7 @@ func TestFaultsAndStop(t *testing.T) {
 	path := pathToProcesses(t)
 	t.Parallel()
 	dir := t.TempDir()
-	s, err := Start(t.Context(), Options{Dir: dir, Path: path})
+	s, err := Start(t.Context(), Options{Dir: dir, Path: path, Stack: privateStack()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,13 +201,16 @@ func TestServerThatEndsWhileStarting(t *testing.T) {
 }
 
 // pathToProcesses returns a path by which Start gets private processes, with Docker or
-// without. The test is skipped where only Docker could give it servers.
+// without; a stack needs none. The test is skipped where only Docker could give it servers.
 func pathToProcesses(t *testing.T) string {
 	t.Helper()
+	if privateStack() != "" {
+		return ""
+	}
 	dir := t.TempDir()
 	script(t, dir, "docker", "exit 1")
 	path := append(searchPath{dir}, newSearchPath("")...)
-	if _, _, err := new(Servers).lookUp(t.Context(), path); err != nil && os.Geteuid() != 0 {
+	if _, _, err := new(Servers).lookUp(t.Context(), "", path); err != nil && os.Geteuid() != 0 {
 		t.Skipf("servers are neither installed nor may we install them: %v", err)
 	}
 	return strings.Join(path, string(filepath.ListSeparator))

@@ -19,7 +19,7 @@ var shared struct {
 
 // Main is for TestMain: it runs the tests, stops the servers they used and exits. Servers
 // are those in TEST_MYSQL_DSN, TEST_AMQP_URL and TEST_AMQP_MANAGEMENT_URL, else they are
-// started when the first test asks for them.
+// started, of the stack in TEST_STACK, when the first test asks for them.
 func Main(m *testing.M) { os.Exit(M{m}.Run()) }
 
 // M is Main for a package that looks for leaked goroutines: goleak.VerifyTestMain(testenv.M{M: m}).
@@ -48,7 +48,12 @@ func Shared(t testing.TB) *Servers {
 	if shared.servers == nil && shared.err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 		defer cancel()
-		shared.servers, shared.err = Start(ctx, Given())
+		o, err := Given()
+		if err != nil {
+			shared.err = err
+		} else {
+			shared.servers, shared.err = Start(ctx, o)
+		}
 	}
 	if shared.err != nil {
 		t.Fatalf("testenv: %v", shared.err)
@@ -59,22 +64,35 @@ func Shared(t testing.TB) *Servers {
 // startTimeout leaves time to install packages or pull images.
 const startTimeout = 10 * time.Minute
 
-// Given returns the options that name the servers in the TEST_ variables of the environment.
-func Given() Options {
+// Given returns the options that the TEST_ variables of the environment name.
+func Given() (Options, error) {
 	return Options{
 		MySQLDSN:      os.Getenv("TEST_MYSQL_DSN"),
 		AMQPURL:       os.Getenv("TEST_AMQP_URL"),
 		ManagementURL: os.Getenv("TEST_AMQP_MANAGEMENT_URL"),
-	}
+	}.StackFromEnvironment()
 }
 
 // Private starts servers that the test has for itself, so that it may stop and kill them,
 // and stops them when it ends.
 func Private(t testing.TB) *Servers {
 	t.Helper()
+	return start(t, Options{Stack: privateStack()})
+}
+
+// PrivateDatabase is Private for a test that has only the database for itself, and shares
+// the broker.
+func PrivateDatabase(t testing.TB) *Servers {
+	t.Helper()
+	s := Shared(t)
+	return start(t, Options{AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack()})
+}
+
+func start(t testing.TB, o Options) *Servers {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	s, err := Start(ctx, Options{})
+	s, err := Start(ctx, o)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}

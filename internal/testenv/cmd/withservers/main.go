@@ -21,6 +21,8 @@ const usage = `Usage: withservers -- COMMAND [ARGUMENT...]
 Starts a MySQL (or MariaDB) and a RabbitMQ, runs COMMAND, stops the servers and exits as
 COMMAND did. COMMAND finds them in TEST_MYSQL_DSN, TEST_AMQP_URL and
 TEST_AMQP_MANAGEMENT_URL. Of these, what is set already is used as it is and not started.
+With TEST_STACK=current, they are MySQL and RabbitMQ of Debian's unstable suite, which runs
+in a folder of its own.
 
 Example:
   withservers -- go test -race ./...
@@ -54,7 +56,10 @@ func run(command []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	o := testenv.Given()
+	o, err := testenv.Given()
+	if err != nil {
+		return 1, err
+	}
 	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	servers, err := testenv.Start(ctx, o)
 	if err != nil {
@@ -67,10 +72,7 @@ func run(command []string) (code int, err error) {
 
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(),
-		"TEST_MYSQL_DSN="+servers.DSN(""),
-		"TEST_AMQP_URL="+servers.AMQPURL(""),
-		"TEST_AMQP_MANAGEMENT_URL="+servers.ManagementURL())
+	cmd.Env = append(os.Environ(), servers.Environment()...)
 	// In a group of its own, so that a signal reaches what the command started as well, once:
 	// go test does not pass SIGTERM on to the test binaries.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Foreground: inForeground()}

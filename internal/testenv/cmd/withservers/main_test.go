@@ -25,8 +25,7 @@ func withServers(t *testing.T, script string) *exec.Cmd {
 	}
 	s := testenv.Shared(t)
 	cmd := exec.Command(program, "--", "sh", "-c", script)
-	cmd.Env = append(os.Environ(), "TEST_MYSQL_DSN="+s.DSN(""), "TEST_AMQP_URL="+s.AMQPURL(""),
-		"TEST_AMQP_MANAGEMENT_URL="+s.ManagementURL())
+	cmd.Env = append(os.Environ(), s.Environment()...)
 	return cmd
 }
 
