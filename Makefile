@@ -4,6 +4,9 @@
 GOLANGCI_LINT_VERSION = v2.15.0
 GOLANGCI_LINT ?= .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
 
+# STACK=current: MySQL and RabbitMQ as Debian's unstable suite has them, in a folder of their own.
+STACK_ENV = $(if $(STACK),TEST_STACK=$(STACK))
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo bench test lint
 
@@ -13,16 +16,16 @@ help: ## list the targets
 build: ## build bin/worker, bin/relay and bin/backstep
 	go build -o bin/ ./cmd/...
 
-demo: build ## run orders through the whole system, with faults (KEEP=1: leave it running, ORDERS=n: how many)
-	bin/backstep demo $(if $(filter-out 0,$(KEEP)),--keep) $(if $(ORDERS),--orders $(ORDERS))
+demo: build ## run orders through the whole system, with faults (KEEP=1: leave it running, ORDERS=n: how many, STACK=current)
+	$(STACK_ENV) bin/backstep demo $(if $(filter-out 0,$(KEEP)),--keep) $(if $(ORDERS),--orders $(ORDERS))
 
-bench: build ## measure the relay's throughput and latency, beside what the servers do without us (some minutes)
-	bin/backstep bench relay
-	bin/backstep bench latency
+bench: build ## measure the relay's throughput and latency, beside what the servers do without us (some minutes; STACK=current)
+	$(STACK_ENV) bin/backstep bench relay
+	$(STACK_ENV) bin/backstep bench latency
 
-test: ## run all tests with the race detector, on servers it starts, or on TEST_MYSQL_DSN and TEST_AMQP_URL
+test: ## run all tests with the race detector, on servers it starts, or on TEST_MYSQL_DSN and TEST_AMQP_URL (STACK=current: on current servers)
 	go build -o bin/ ./internal/testenv/cmd/withservers
-	bin/withservers -- go test -race -timeout 10m -p 2 ./...
+	$(STACK_ENV) bin/withservers -- go test -race -timeout 10m -p 2 ./...
 
 lint: $(GOLANGCI_LINT) ## check with go vet, gofmt, golangci-lint and go mod tidy
 	go vet ./...

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,11 @@ import (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("TESTENV_OWN_SERVERS_IN"); dir != "" {
 		own(dir)
+	}
+	if dir := os.Getenv("TESTENV_MAKE_DEBIAN_IN"); dir != "" {
+		_, err := debian{dir, slog.New(slog.DiscardHandler)}.root(context.Background())
+		fmt.Fprintln(os.Stderr, "it was not killed:", err)
+		os.Exit(1)
 	}
 	goleak.VerifyTestMain(M{m})
 }

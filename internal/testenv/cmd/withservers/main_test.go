@@ -42,7 +42,7 @@ func TestCommandGetsTheServersAndItsExitCodeIsOurs(t *testing.T) {
 }
 
 func TestSignalReachesTheCommandAndItsChildren(t *testing.T) {
-	cmd := withServers(t, `sh -c 'trap "echo child got it; exit" TERM; echo ready; while :; do sleep 0.1; done' & trap 'wait; exit 9' TERM; wait`)
+	cmd := withServers(t, `trap 'wait; exit 9' TERM; sh -c 'trap "echo child got it; exit" TERM; echo ready; while :; do sleep 0.1; done' & wait`)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
