@@ -23,6 +23,7 @@ var debianPackages = []string{"mysql-server-core", "rabbitmq-server"}
 // What the packages were made of is not needed again.
 const debianScript = `
 set -e
+chmod 755 "$3" # it becomes somebody's /
 debootstrap --variant=minbase --include="$2" --force-check-gpg "$1" "$3"
 rm -rf "$3/var/cache/apt/archives" "$3/var/lib/apt/lists"
 echo 127.0.0.1 localhost >"$3/etc/hosts"
@@ -47,11 +48,11 @@ func currentStack(log *slog.Logger) (debian, error) {
 // root returns the folder, whole. Of several processes that need it at once, one makes it.
 func (d debian) root(ctx context.Context) (root, error) {
 	if err := d.mayEnter(ctx); err != nil {
-		return "", fmt.Errorf(`%w
-Debian's %s suite runs in a folder, %s. That takes root, on Debian or a system like it, and the right to
-mount (in a container: --privileged)`, err, debianSuite, d.dir)
+		return "", fmt.Errorf(`run programs of Debian's %s suite in %s: %w
+It takes root, on Debian or a system like it, and the right to mount (in a container: --privileged). Else unset %s,
+to run those of this machine`, debianSuite, d.dir, err, stackVariable)
 	}
-	if err := os.MkdirAll(filepath.Dir(d.dir), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return "", fmt.Errorf("make a folder for Debian's servers: %w", err)
 	}
 	lock, err := d.lock(ctx)
@@ -123,9 +124,6 @@ func (d debian) make(ctx context.Context) (err error) {
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(d.dir), filepath.Base(d.dir)+".new-")
 	if err != nil {
-		return err
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
 	g, err := newGuard(dir)

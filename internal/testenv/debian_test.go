@@ -165,7 +165,7 @@ func rootOnly(t *testing.T) {
 		return
 	}
 	_, err := debian{t.TempDir(), slog.New(slog.DiscardHandler)}.root(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "takes root") {
+	if err == nil || !strings.Contains(err.Error(), "It takes root") {
 		t.Errorf("root gave %v, want what it takes", err)
 	}
 	t.Skip("only root can run programs in a folder")

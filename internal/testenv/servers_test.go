@@ -94,6 +94,7 @@ func TestFaultsAndStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Stop() })
+	areOfTheirStack(t, s)
 	vhost, db := s.Vhost(t), open(t, s.Database(t))
 	if _, err := db.Exec("CREATE TABLE t (id INT PRIMARY KEY)"); err != nil {
 		t.Fatal(err)
@@ -220,6 +221,35 @@ func pathToProcesses(t *testing.T) string {
 		t.Skipf("servers are neither installed nor may we install them: %v", err)
 	}
 	return strings.Join(path, string(filepath.ListSeparator))
+}
+
+// areOfTheirStack demands that servers of a stack are those that its log line names.
+func areOfTheirStack(t *testing.T, s *Servers) {
+	t.Helper()
+	if s.stack == "" {
+		return
+	}
+	d, err := currentStack(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := os.ReadFile(filepath.Join(d.dir, "packages"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var database string
+	if err := open(t, s.DSN("")).QueryRow("SELECT VERSION()").Scan(&database); err != nil {
+		t.Fatal(err)
+	}
+	broker, err := s.Rabbitmqctl(t.Context(), "version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"mysql-server-core " + database, "rabbitmq-server " + strings.TrimSpace(broker) + "-"} {
+		if !strings.Contains(string(packages), want) {
+			t.Errorf("%s runs, but the packages are\n%s", want, packages)
+		}
+	}
 }
 
 func script(t *testing.T, dir, name, text string) {
