@@ -32,7 +32,7 @@ the ratios: what a machine does in a second changes from one minute to the next.
 medians of the repetitions, with the least and the most beside them.`
 	cmd.Example = `  backstep bench relay
   backstep bench latency --runs 5 --json`
-	cmd.AddCommand(newBenchRelay(), newBenchLatency())
+	cmd.AddCommand(newBenchRelay(), newBenchLatency(), newBenchSaga())
 	return cmd
 }
 

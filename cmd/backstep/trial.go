@@ -27,6 +27,12 @@ func (t *trial) run(ctx context.Context) (*result, error) {
 	if err := t.awaitEnd(ctx); err != nil {
 		return nil, err
 	}
+	return t.check(ctx, orders)
+}
+
+// check compares what became of orders that have ended with what should have, and looks for
+// broken invariants.
+func (t *trial) check(ctx context.Context, orders []order) (*result, error) {
 	v := verifier{db: t.db, broker: t.broker, retention: t.config.Inbox.Retention}
 	if err := v.await(ctx, t.patience); err != nil {
 		return nil, err

@@ -152,14 +152,17 @@ func (s *Statements) count(command byte, text []byte) {
 }
 
 var (
-	phrase = regexp.MustCompile(`(?i)^\s*(SET SESSION|SET TRANSACTION|START TRANSACTION|ROLLBACK TO|\w+)`)
+	phrase = regexp.MustCompile(`(?i)^[\s(]*(SET SESSION|SET TRANSACTION|START TRANSACTION|ROLLBACK TO|\w+)`)
 	table  = regexp.MustCompile("(?i)(?:INTO|FROM|JOIN|UPDATE)\\s+`?([a-z_][a-z0-9_]*)")
 	locks  = regexp.MustCompile(`(?i)\sFOR\s+UPDATE$`)
 )
 
 // kindOf says what a statement does, and to which table.
 func kindOf(query string) string {
-	verb := strings.ToUpper(strings.TrimSpace(phrase.FindString(query)))
+	verb := "OTHER"
+	if m := phrase.FindStringSubmatch(query); m != nil {
+		verb = strings.ToUpper(m[1])
+	}
 	switch verb {
 	case "SELECT", "INSERT", "UPDATE", "DELETE":
 	default:
