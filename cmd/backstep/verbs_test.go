@@ -57,6 +57,14 @@ func TestUsage(t *testing.T) {
 		{"bench relay 50000", exitUsage, "unknown command"},
 		{"bench latency --interval 10us", exitUsage, "--interval is 10µs; it may be 1ms to 1m"},
 		{"bench latency --rows 0", exitUsage, "--rows"},
+		{"bench saga --orders 0 --refuse 101", exitUsage, "--orders is 0; it may be 1 to 1000000"},
+		{"bench saga --orders 0 --refuse 101", exitUsage, "--refuse is 101"},
+		{"bench saga --relays 0", exitUsage, "--relays"},
+		{"bench saga --workers 33", exitUsage, "--workers"},
+		{"bench saga --rate 0", exitUsage, "--rate"},
+		{"bench saga --seconds -1", exitUsage, "--seconds"},
+		{"bench saga --runs 0", exitUsage, "--runs"},
+		{"bench saga 5000", exitUsage, "unknown command"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
@@ -65,7 +73,7 @@ func TestUsage(t *testing.T) {
 			a.want(tt.code, tt.says)
 		})
 	}
-	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo", "bench relay", "bench latency"} {
+	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo", "bench relay", "bench latency", "bench saga"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}
 }

@@ -62,7 +62,7 @@ func TestStatements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	if _, err := db.ExecContext(ctx, `CREATE TABLE notes (id INT PRIMARY KEY, note LONGBLOB)`); err != nil {
 		t.Fatal(err)
 	}
