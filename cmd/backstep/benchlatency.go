@@ -206,20 +206,14 @@ func (b *latencyBench) raw(ctx context.Context, s *station) error {
 
 // throughRelay measures with one.
 func (b *latencyBench) throughRelay(ctx context.Context, s *station) error {
-	client, err := amqp.New(amqp.Config{URL: s.place.config.AMQP.URL, Name: app.ConnectionName("bench-bell")})
-	if err != nil {
-		return err
-	}
-	bell := amqp.NewBell(client)
 	running, stop := context.WithCancel(ctx)
 	var parts errgroup.Group
 	defer func() {
 		stop()
 		_ = parts.Wait() // nil: only we end them
 	}()
-	parts.Go(func() error { return client.Run(running) })
-	parts.Go(func() error { return bell.Run(running) })
-	if _, err := client.Session(ctx); err != nil {
+	bell, err := s.bell(running, &parts)
+	if err != nil {
 		return err
 	}
 
@@ -240,6 +234,20 @@ func (b *latencyBench) throughRelay(ctx context.Context, s *station) error {
 	b.result.Arrived += b.rows
 	b.result.Twice += run.twice
 	return nil
+}
+
+// bell returns a doorbell, as every writer of ours has; what makes it ring runs in parts until
+// ctx ends.
+func (s *station) bell(ctx context.Context, parts *errgroup.Group) (*amqp.Bell, error) {
+	client, err := amqp.New(amqp.Config{URL: s.place.config.AMQP.URL, Name: app.ConnectionName("bench-bell")})
+	if err != nil {
+		return nil, err
+	}
+	bell := amqp.NewBell(client)
+	parts.Go(func() error { return client.Run(ctx) })
+	parts.Go(func() error { return bell.Run(ctx) })
+	_, err = client.Session(ctx)
+	return bell, err
 }
 
 // paced is one thing after the other, and a consumer that waits for them.

@@ -53,9 +53,9 @@ func TestBenchSaga(t *testing.T) {
 			t.Errorf("p99 is %v and p50 %v", r.P99.Values[i], r.P50.Values[i])
 		}
 	}
-	charged(t, "CPU", r.CPU, 2, "relay", "worker", "mysql", "rabbitmq", "bench")
-	charged(t, "CPU of the single ceiling", r.SingleCPU, 2, "mysql", "rabbitmq", "bench")
-	charged(t, "CPU of the batch ceiling", r.BatchCPU, 2, "mysql", "rabbitmq", "bench")
+	charged(t, "CPU", r.CPU, 2, "relay", "worker", "mysql", "rabbitmq", "bench", "others")
+	charged(t, "CPU of the single ceiling", r.SingleCPU, 2, "mysql", "rabbitmq", "bench", "others")
+	charged(t, "CPU of the batch ceiling", r.BatchCPU, 2, "mysql", "rabbitmq", "bench", "others")
 	r.wantStatements(t, 60, 15)
 
 	var names map[string]any

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"backstep/internal/amqp"
-	"backstep/internal/app"
 	"backstep/internal/bench"
 	"backstep/internal/handlers"
 	"backstep/internal/message"
@@ -113,19 +112,6 @@ func (b *sagaBench) checkAll(ctx context.Context, s *station) error {
 		return fmt.Errorf("the orders are %v; %d should be CONFIRMED and %d CANCELLED, with every invariant intact", have, confirmed, m.refuse)
 	}
 	return nil
-}
-
-// bell returns a doorbell; what makes it ring runs in parts until ctx ends.
-func (s *station) bell(ctx context.Context, parts *errgroup.Group) (*amqp.Bell, error) {
-	client, err := amqp.New(amqp.Config{URL: s.place.config.AMQP.URL, Name: app.ConnectionName("bench-bell")})
-	if err != nil {
-		return nil, err
-	}
-	bell := amqp.NewBell(client)
-	parts.Go(func() error { return client.Run(ctx) })
-	parts.Go(func() error { return bell.Run(ctx) })
-	_, err = client.Session(ctx)
-	return bell, err
 }
 
 // watch notes when sagas end.
