@@ -20,15 +20,16 @@ type batch struct {
 	steps    []stepRow
 	touched  []*instance
 	commands []message.Message
+	events   []message.Message
 	later    []outbox.Delayed
 }
 
 // command is a message of the batch whose saga awaits it.
 type command struct {
 	*message.Message
+	ctx  context.Context // of its span
 	in   *instance
 	done []byte // in a compensation: what the action returned
-	out  *message.Outcome
 }
 
 func (b *batch) run(ctx context.Context, msgs []message.Message) ([]message.Outcome, error) {
@@ -38,9 +39,15 @@ func (b *batch) run(ctx context.Context, msgs []message.Message) ([]message.Outc
 	}
 	out := make([]message.Outcome, len(msgs))
 	var todo []*command
+	taken := map[*instance]bool{}
 	for i := range msgs {
-		c := &command{Message: &msgs[i], in: instances[msgs[i].Headers.String(message.HeaderSagaID)], out: &out[i]}
-		if out[i] = b.check(c); out[i].Kind == message.Done {
+		c := &command{Message: &msgs[i], in: instances[msgs[i].Headers.String(message.HeaderSagaID)]}
+		switch out[i] = b.check(c); {
+		case out[i].Kind != message.Done:
+		case taken[c.in]:
+			out[i] = stale("another copy in the same batch")
+		default:
+			taken[c.in] = true
 			todo = append(todo, c)
 		}
 	}
@@ -50,16 +57,32 @@ func (b *batch) run(ctx context.Context, msgs []message.Message) ([]message.Outc
 	if err := b.loadResults(ctx, todo); err != nil {
 		return nil, err
 	}
-	for _, c := range todo {
-		if c.in.commandID != c.MessageID { // by what was done since
-			*c.out = stale("another copy in the same batch")
-			continue
-		}
-		if err := b.handle(ctx, c); err != nil {
+	for _, commands := range bySteps(todo) {
+		if err := b.handle(ctx, commands); err != nil {
 			return nil, err
 		}
 	}
 	return out, b.write(ctx)
+}
+
+// bySteps puts commands together that ask for the same step in the same direction, in the order
+// of the first of each.
+func bySteps(todo []*command) (groups [][]*command) {
+	type turn struct {
+		*step
+		Direction
+	}
+	at := map[turn]int{}
+	for _, c := range todo {
+		t := turn{c.in.step(), c.in.direction}
+		i, ok := at[t]
+		if !ok {
+			i = len(groups)
+			at[t], groups = i, append(groups, nil)
+		}
+		groups[i] = append(groups[i], c)
+	}
+	return groups
 }
 
 // sagaIDs returns the sorted ids of the sagas that msgs are for.
@@ -178,7 +201,7 @@ func (b *batch) write(ctx context.Context) error {
 	if err := updateInstances(ctx, b.tx, b.touched); err != nil {
 		return err
 	}
-	if err := outbox.Add(ctx, b.tx, b.commands...); err != nil {
+	if err := outbox.Add(ctx, b.tx, append(b.commands, b.events...)...); err != nil {
 		return err
 	}
 	return outbox.Schedule(ctx, b.tx, b.later...)

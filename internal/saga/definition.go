@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
 
@@ -31,8 +30,8 @@ type Definition struct {
 type step struct {
 	name       string
 	queue      string
-	action     func(ctx context.Context, tx *sqltx.Tx, in any) (result []byte, err error)
-	compensate func(ctx context.Context, tx *sqltx.Tx, in any, result []byte) error // nil: nothing to undo
+	action     function
+	compensate function // nil: nothing to undo
 	retry      retryPolicy
 	lock       *lock
 }
@@ -109,54 +108,6 @@ func encodes[T any]() bool {
 	_, err := json.Marshal(zero)
 	_, unsupported := errors.AsType[*json.UnsupportedTypeError](err)
 	return !unsupported
-}
-
-// Step is a local step: action runs in a transaction on queue's workers, and what it returns
-// is stored and handed to compensation should the saga have to be undone. A nil compensation
-// means there is nothing to undo. Either may add events to the outbox and must touch nothing
-// but tx. An error made by Fail is final; any other is retried.
-func Step[In, Result any](
-	name string, queue Queue,
-	action func(ctx context.Context, tx *sqltx.Tx, in In) (Result, error),
-	compensation func(ctx context.Context, tx *sqltx.Tx, in In, done Result) error,
-	options ...StepOption,
-) Part[In] {
-	s := &step{name: name, queue: string(queue), retry: defaultRetry}
-	s.action = func(ctx context.Context, tx *sqltx.Tx, in any) ([]byte, error) {
-		res, err := action(ctx, tx, in.(In))
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(res)
-	}
-	if compensation != nil {
-		s.compensate = func(ctx context.Context, tx *sqltx.Tx, in any, result []byte) error {
-			var done Result
-			if err := json.Unmarshal(result, &done); err != nil {
-				return fmt.Errorf("result of step %s: %w", name, err)
-			}
-			return compensation(ctx, tx, in.(In), done)
-		}
-	}
-	for _, o := range options {
-		o(s)
-	}
-	in := reflect.TypeFor[In]()
-	switch {
-	case name == "" || len(name) > maxName:
-		s.mistake("its name must have 1 to %d bytes", maxName)
-	case queue == "" || len(queue) > message.MaxIDBytes:
-		s.mistake("its queue must have 1 to %d bytes", message.MaxIDBytes)
-	case action == nil:
-		s.mistake("it needs an action")
-	case !encodes[Result]():
-		s.mistake("JSON cannot say its result %s", reflect.TypeFor[Result]())
-	case s.retry.attempts < 1 || s.retry.base <= 0:
-		s.mistake("%d attempts with a back-off of %s", s.retry.attempts, s.retry.base)
-	case s.lock != nil && s.lock.input != in:
-		s.mistake("Locks takes a %s, the step a %s", s.lock.input, in)
-	}
-	return func(d *Definition) { d.steps = append(d.steps, s) }
 }
 
 func (s *step) mistake(format string, args ...any) {
@@ -269,25 +220,4 @@ func (d *Definition) StepNames() []string {
 		names[i] = s.name
 	}
 	return names
-}
-
-// Info is what a step function may know about the saga it runs in.
-type Info struct {
-	SagaID    string
-	Step      string
-	Direction Direction
-	Attempt   int
-}
-
-// IdempotencyKey is the same for every attempt of this step in this direction.
-func (i Info) IdempotencyKey() string {
-	return i.SagaID + ":" + i.Step + ":" + string(i.Direction)
-}
-
-type infoKey struct{}
-
-// InfoFrom returns the Info of the step that ctx belongs to.
-func InfoFrom(ctx context.Context) Info {
-	info, _ := ctx.Value(infoKey{}).(Info)
-	return info
 }

@@ -15,9 +15,10 @@ import (
 	"backstep/internal/sqltx"
 )
 
-func TestCompletes(t *testing.T) {
+func TestCompletes(t *testing.T) { bothForms(t, testCompletes) }
+
+func testCompletes(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("flight", "hotel", "car"))
 	id := w.start("Zoë 😀")
 	queues := []string{"flight", "hotel", "car"}
@@ -116,9 +117,10 @@ func TestEveryShapeCompletes(t *testing.T) {
 	}
 }
 
-func TestRetryableFailure(t *testing.T) {
+func TestRetryableFailure(t *testing.T) { bothForms(t, testRetryableFailure) }
+
+func testRetryableFailure(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	s.fail("b", errPassing, errPassing)
 	s.fail("undo a", errPassing)
@@ -154,9 +156,10 @@ func TestRetryableFailure(t *testing.T) {
 
 // A step that keeps failing counts as failed after its limit; its compensation, tried as
 // often, is retried by itself.
-func TestGivesUp(t *testing.T) {
+func TestGivesUp(t *testing.T) { bothForms(t, testGivesUp) }
+
+func testGivesUp(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	s.fail("b", errPassing, errPassing, errPassing)
 	s.fail("undo a", errPassing, errPassing)
@@ -227,9 +230,10 @@ func TestCompensationFails(t *testing.T) {
 	}
 }
 
-func TestStale(t *testing.T) {
+func TestStale(t *testing.T) { bothForms(t, testStale) }
+
+func testStale(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	id := w.start("x")
 	first := w.command()
@@ -264,9 +268,10 @@ func TestStale(t *testing.T) {
 }
 
 // B90: the same command on two lanes at once has its effect once; the other is stale.
-func TestTwoLanesOneSaga(t *testing.T) {
+func TestTwoLanesOneSaga(t *testing.T) { bothForms(t, testTwoLanesOneSaga) }
+
+func testTwoLanesOneSaga(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b", "c"))
 	for range 10 {
 		w.start(message.NewID())
@@ -313,9 +318,10 @@ func TestTwoLanesOneSaga(t *testing.T) {
 	equal(t, "effects", len(w.effects()), 40)
 }
 
-func TestNotForThisEngine(t *testing.T) {
+func TestNotForThisEngine(t *testing.T) { bothForms(t, testNotForThisEngine) }
+
+func testNotForThisEngine(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	def := s.define("a", "b")
 	w := newWorld(t, def)
 	id := w.start("x")
@@ -368,9 +374,10 @@ func TestNotForThisEngine(t *testing.T) {
 // of a saga that started with the other one, wherever that saga is: not at the wrong step, not
 // to an end with a step missing, not past a compensation. The command is parked with saga,
 // version and both lists of steps. With the definition back, all of them finish.
-func TestDefinitionWasEdited(t *testing.T) {
+func TestDefinitionWasEdited(t *testing.T) { bothForms(t, testDefinitionWasEdited) }
+
+func testDefinitionWasEdited(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b", "c"))
 	good := w.engine
 	awaited := map[string]message.Message{} // by saga
@@ -421,21 +428,22 @@ func TestDefinitionWasEdited(t *testing.T) {
 }
 
 // A batch with a step that fails: only its own writes and messages are undone.
-func TestFailingStepHarmsNoNeighbour(t *testing.T) {
+func TestFailingStepHarmsNoNeighbour(t *testing.T) { bothForms(t, testFailingStepHarmsNoNeighbour) }
+
+func testFailingStepHarmsNoNeighbour(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	ids := []string{w.start("0"), w.start("1"), w.start("2"), w.start("3")}
-	calls := 0
 	s.on("a", func(ctx context.Context, tx *sqltx.Tx) error {
-		calls++
-		if err := outbox.Add(ctx, tx, message.Message{Exchange: message.EventsExchange, RoutingKey: fmt.Sprint("event ", calls)}); err != nil {
+		n := slices.Index(ids, InfoFrom(ctx).SagaID)
+		if err := outbox.Add(ctx, tx, message.Message{Exchange: message.EventsExchange, RoutingKey: fmt.Sprint("added ", n)}); err != nil {
 			return err
 		}
-		switch calls {
-		case 2:
+		Emit(ctx, message.Message{Exchange: message.EventsExchange, RoutingKey: fmt.Sprint("emitted ", n)})
+		switch n {
+		case 1:
 			return Fail("no")
-		case 3:
+		case 2:
 			return errPassing
 		}
 		return nil
@@ -446,21 +454,22 @@ func TestFailingStepHarmsNoNeighbour(t *testing.T) {
 		statuses = append(statuses, w.get(id).Status)
 	}
 	equal(t, "statuses", statuses, []Status{Running, Compensated, Running, Running})
-	equal(t, "effects", w.effects(), []string{"a", "compensated (a: no)", "a"})
+	equal(t, "effects", w.effects(), []string{"a", "a", "compensated (a: no)"})
 	var sent []string
 	for _, m := range w.outbox() {
 		sent = append(sent, m.RoutingKey)
 	}
-	equal(t, "messages", sent, []string{"event 1", "event 4", "b", "b"})
+	equal(t, "messages", sent, []string{"added 0", "added 3", "b", "b", "emitted 0", "emitted 3"})
 	equal(t, "attempt", w.get(ids[2]).Attempt, 2)
 	w.scheduled()
 }
 
 // A step that swallows the error of a statement after which the server has ended the
 // transaction cannot have the rest committed.
-func TestSwallowedDeadlock(t *testing.T) {
+func TestSwallowedDeadlock(t *testing.T) { bothForms(t, testSwallowedDeadlock) }
+
+func testSwallowedDeadlock(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	w.exec(`CREATE PROCEDURE deadlock() SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213`)
 	id := w.start("0")
@@ -568,9 +577,10 @@ func (w *world) tryPark(m message.Message, reason string) error {
 }
 
 // A parked command stops its saga; its replay, with the same id, moves it on.
-func TestCommandParked(t *testing.T) {
+func TestCommandParked(t *testing.T) { bothForms(t, testCommandParked) }
+
+func testCommandParked(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	id := w.start("x")
 	w.done(w.command())
@@ -606,9 +616,10 @@ func TestCommandParked(t *testing.T) {
 
 // A saga that resumes and fails again is compensated for its failure, not for having been
 // stopped.
-func TestParkedWhileCompensating(t *testing.T) {
+func TestParkedWhileCompensating(t *testing.T) { bothForms(t, testParkedWhileCompensating) }
+
+func testParkedWhileCompensating(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b", "c"))
 	s.fail("c", Fail("no"))
 	id := w.start("x")
@@ -657,9 +668,10 @@ func TestCommandParkedOfUnknownDefinition(t *testing.T) {
 }
 
 // A message whose last try did not end is not run: only the attempt is counted.
-func TestFailureOfTheLastTry(t *testing.T) {
+func TestFailureOfTheLastTry(t *testing.T) { bothForms(t, testFailureOfTheLastTry) }
+
+func testFailureOfTheLastTry(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, s.define("a", "b"))
 	id := w.start("x")
 	m := w.command()
@@ -678,9 +690,10 @@ func TestFailureOfTheLastTry(t *testing.T) {
 }
 
 // One statement each for steps, instances and commands, however large the batch.
-func TestWritesOfABatch(t *testing.T) {
+func TestWritesOfABatch(t *testing.T) { bothForms(t, testWritesOfABatch) }
+
+func testWritesOfABatch(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	w := newWorld(t, Define("trip", 1, append(s.hooks(), quiet("a"), quiet("b"), quiet("c"))...))
 	const n = 20
 	for i := range n {
@@ -723,9 +736,10 @@ func (l *locker) take(_ context.Context, _ *sqltx.Tx, keys []string) error {
 
 // Locks are taken once for the whole batch, before any step runs: the sorted union of what the
 // steps name. Steps that name another function lock rows of another kind.
-func TestLocks(t *testing.T) {
+func TestLocks(t *testing.T) { bothForms(t, testLocks) }
+
+func testLocks(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	var rows, other locker
 	keysOf := func(in trip) []string { return in.Keys }
 	takeRows := func(ctx context.Context, tx *sqltx.Tx, keys []string) error {
@@ -771,9 +785,10 @@ func TestLocks(t *testing.T) {
 }
 
 // An error of take ends the batch like one of a statement.
-func TestLocksFail(t *testing.T) {
+func TestLocksFail(t *testing.T) { bothForms(t, testLocksFail) }
+
+func testLocksFail(t *testing.T, s *script) {
 	t.Parallel()
-	var s script
 	fail := true
 	take := func(context.Context, *sqltx.Tx, []string) error {
 		if fail {

@@ -42,17 +42,6 @@ func (in *instance) stepName() string {
 	return in.step().name
 }
 
-// hook calls f if the definition has it.
-func (in *instance) hook(ctx context.Context, tx *sqltx.Tx, f hook) error {
-	if f == nil {
-		return nil
-	}
-	if err := f(ctx, tx, in.input); err != nil {
-		return fmt.Errorf("hook of saga %s: %w", in.id, err)
-	}
-	return nil
-}
-
 // withReason makes a hook of one that is told the reason.
 func (in *instance) withReason(f reasonHook) hook {
 	if f == nil {

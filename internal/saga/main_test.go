@@ -34,6 +34,15 @@ type script struct {
 	plan  map[string]func(ctx context.Context, tx *sqltx.Tx) error
 	calls []string // of steps and hooks, those undone again included
 	infos []Info
+
+	batched bool // its steps are BatchSteps
+}
+
+// bothForms runs a test with steps of either form: the contract is one.
+func bothForms(t *testing.T, test func(t *testing.T, s *script)) {
+	for name, batched := range map[string]bool{"Step": false, "BatchStep": true} {
+		t.Run(name, func(t *testing.T) { test(t, &script{batched: batched}) })
+	}
 }
 
 // on makes what happens in a step ("hotel") or a compensation ("undo hotel") or a hook
@@ -83,6 +92,9 @@ func (s *script) called() []string {
 // part is a step named like its queue; without "!" it has a compensation.
 func (s *script) part(name string, options ...StepOption) Part[trip] {
 	name, final := strings.CutSuffix(name, "!")
+	if s.batched {
+		return s.batchPart(name, final, options...)
+	}
 	var undo func(ctx context.Context, tx *sqltx.Tx, in trip, done booking) error
 	if !final {
 		undo = func(ctx context.Context, tx *sqltx.Tx, _ trip, done booking) error {
@@ -91,6 +103,44 @@ func (s *script) part(name string, options ...StepOption) Part[trip] {
 	}
 	return Step(name, Queue(name), func(ctx context.Context, tx *sqltx.Tx, in trip) (booking, error) {
 		return booking{Ref: name + " of " + in.Name}, s.do(ctx, tx, name, "")
+	}, undo, options...)
+}
+
+// batchPart is part as a BatchStep. What a call fails with for good is that call's alone; any
+// other error is returned, so that the engine has to find out whose it is.
+func (s *script) batchPart(name string, final bool, options ...StepOption) Part[trip] {
+	type calls = []*Call[trip, booking]
+	each := func(ctx context.Context, tx *sqltx.Tx, list calls, do func(ctx context.Context, c *Call[trip, booking]) error) error {
+		for _, c := range list {
+			sp := tx.Savepoint()
+			err := do(c.call.ctx, c)
+			if err == nil && tx.Err() == nil {
+				sp.Release()
+				continue
+			}
+			if !IsPermanent(err) || tx.Err() != nil {
+				return err
+			}
+			if err := sp.Rollback(ctx); err != nil { // nothing may have been written for it
+				return err
+			}
+			c.Fail(err)
+		}
+		return nil
+	}
+	var undo func(ctx context.Context, tx *sqltx.Tx, list calls) error
+	if !final {
+		undo = func(ctx context.Context, tx *sqltx.Tx, list calls) error {
+			return each(ctx, tx, list, func(ctx context.Context, c *Call[trip, booking]) error {
+				return s.do(ctx, tx, "undo "+name, c.Result.Ref)
+			})
+		}
+	}
+	return BatchStep(name, Queue(name), func(ctx context.Context, tx *sqltx.Tx, list calls) error {
+		return each(ctx, tx, list, func(ctx context.Context, c *Call[trip, booking]) error {
+			c.Result = booking{Ref: name + " of " + c.In.Name}
+			return s.do(ctx, tx, name, "")
+		})
 	}, undo, options...)
 }
 

@@ -1,81 +1,102 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"backstep/internal/crash"
 	"backstep/internal/outbox"
+	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
 
-// handle runs the step a command asks for and moves its instance on. An error ends the batch.
-func (b *batch) handle(ctx context.Context, c *command) error {
-	in := c.in
-	ctx = tracing.Extract(ctx, c.Headers)
-	if in.status == ManualAction {
-		if err := b.resume(ctx, in); err != nil {
+// handle runs the step that commands ask for, all the same one in the same direction, and
+// moves their instances on. An error ends the batch.
+func (b *batch) handle(ctx context.Context, commands []*command) error {
+	s, direction := commands[0].in.step(), commands[0].in.direction
+	calls := make([]*call, len(commands))
+	spans := make([]trace.Span, len(commands))
+	var run []*call
+	for i, c := range commands {
+		c.ctx = tracing.Extract(ctx, c.Headers)
+		if c.in.status == ManualAction {
+			if err := b.resume(c.ctx, c.in); err != nil {
+				return err
+			}
+		}
+		cl := &call{info: Info{SagaID: c.in.id, Step: s.name, Direction: direction, Attempt: c.in.attempt}, in: c.in.input, done: c.done}
+		c.ctx, spans[i] = tracing.Step(c.ctx, c.in.id, s.name, string(direction), c.in.attempt)
+		cl.ctx = withCall(c.ctx, cl)
+		if calls[i] = cl; c.Failure != "" {
+			cl.err = errors.New(c.Failure)
+		} else {
+			run = append(run, cl)
+		}
+	}
+	if len(run) > 0 {
+		s.run(ctx, b.tx, direction, run)
+	}
+	for i, cl := range calls {
+		tracing.End(spans[i], cmp.Or(cl.err, b.tx.Err()))
+	}
+	for i, c := range commands {
+		if b.tx.Err() != nil {
+			return b.tx.Err()
+		}
+		if err := b.settle(c.ctx, c, calls[i]); err != nil {
 			return err
 		}
 	}
-	s := in.step()
-	ctx, span := tracing.Step(ctx, in.id, s.name, string(in.direction), in.attempt)
-	result, err := b.call(ctx, c)
-	tracing.End(span, err)
-	if b.tx.Err() != nil {
-		return b.tx.Err()
+	return nil
+}
+
+// run calls the step's function.
+func (s *step) run(ctx context.Context, tx *sqltx.Tx, direction Direction, calls []*call) {
+	switch {
+	case direction == Execute:
+		s.action(ctx, tx, calls)
+	case s.compensate != nil:
+		crash.Point("saga.compensating")
+		s.compensate(ctx, tx, calls)
 	}
+}
+
+// settle moves an instance on by what became of its call.
+func (b *batch) settle(ctx context.Context, c *command, cl *call) error {
+	in, err := c.in, cl.err
+	b.events = append(b.events, cl.events...)
 	switch {
 	case err == nil && in.direction == Execute:
-		return b.completed(ctx, in, result)
+		return b.completed(ctx, in, cl.result)
 	case err == nil:
 		return b.compensated(ctx, in)
-	case !IsPermanent(err) && in.attempt < s.retry.attempts:
+	case !IsPermanent(err) && in.attempt < in.step().retry.attempts:
 		return b.retry(ctx, in, c.RequestID(), err)
 	case in.direction == Execute:
 		return b.failed(ctx, in, err)
 	default:
-		return b.stop(ctx, in, EvCompensationFailed, fmt.Sprintf("compensation of step %s failed at attempt %d: %v", s.name, in.attempt, err))
+		return b.stop(ctx, in, EvCompensationFailed,
+			fmt.Sprintf("compensation of step %s failed at attempt %d: %v", in.step().name, in.attempt, err))
 	}
 }
 
-// call runs the step's function.
-func (b *batch) call(ctx context.Context, c *command) (result []byte, err error) {
-	if c.Failure != "" {
-		return nil, errors.New(c.Failure)
-	}
-	in, s := c.in, c.in.step()
-	ctx = context.WithValue(ctx, infoKey{}, Info{SagaID: in.id, Step: s.name, Direction: in.direction, Attempt: in.attempt})
-	err = b.apart(ctx, func() (err error) {
-		switch {
-		case in.direction == Execute:
-			result, err = s.action(ctx, b.tx, in.input)
-		case s.compensate != nil:
-			crash.Point("saga.compensating")
-			err = s.compensate(ctx, b.tx, in.input, c.done)
-		}
-		return err
-	})
-	return result, err
-}
-
-// apart runs f; if it fails, its own writes are undone and no others.
-func (b *batch) apart(ctx context.Context, f func() error) error {
-	sp := b.tx.Savepoint()
-	err := f()
-	if err == nil {
-		sp.Release()
+// hook calls f if the definition has it. What it emits is kept if it succeeds.
+func (b *batch) hook(ctx context.Context, in *instance, f hook) error {
+	if f == nil {
 		return nil
 	}
-	if b.tx.Err() == nil {
-		if rerr := sp.Rollback(ctx); rerr != nil {
-			b.tx.Fail(rerr) // or half of f would be committed
-		}
+	c := &call{}
+	if err := f(withCall(ctx, c), b.tx, in.input); err != nil {
+		return fmt.Errorf("hook of saga %s: %w", in.id, err)
 	}
-	return err
+	b.events = append(b.events, c.events...)
+	return nil
 }
 
 // move applies the state table, and remembers what to write.
@@ -118,7 +139,7 @@ func (b *batch) completed(ctx context.Context, in *instance, result []byte) erro
 		return err
 	}
 	in.commandID, in.lastError = "", ""
-	return in.hook(ctx, b.tx, in.def.hooks.completed)
+	return b.hook(ctx, in, in.def.hooks.completed)
 }
 
 func (b *batch) failed(ctx context.Context, in *instance, cause error) error {
@@ -160,7 +181,7 @@ func (b *batch) undone(ctx context.Context, in *instance, ev Event, reason strin
 		return err
 	}
 	in.commandID = ""
-	return in.hook(ctx, b.tx, in.withReason(in.def.hooks.compensated))
+	return b.hook(ctx, in, in.withReason(in.def.hooks.compensated))
 }
 
 // retry schedules the next attempt under a new id, which the saga awaits from now on.
@@ -196,13 +217,13 @@ func (b *batch) stop(ctx context.Context, in *instance, ev Event, reason string)
 	}
 	in.lastError = reason
 	if in.def != nil {
-		err := b.apart(ctx, func() (err error) {
+		err := apart(ctx, b.tx, func() (err error) {
 			defer func() {
 				if r := recover(); r != nil {
 					err = fmt.Errorf("panic: %v", r)
 				}
 			}()
-			return in.hook(ctx, b.tx, in.withReason(in.def.hooks.manualAction))
+			return b.hook(ctx, in, in.withReason(in.def.hooks.manualAction))
 		})
 		if b.tx.Err() != nil {
 			return b.tx.Err()
@@ -212,7 +233,7 @@ func (b *batch) stop(ctx context.Context, in *instance, ev Event, reason string)
 		}
 	}
 	b.log.Error("saga needs manual action", "saga_id", in.id, "step", in.stepName(), "error", in.lastError)
-	b.commands = append(b.commands, in.manualActionEvent(time.Now()))
+	b.events = append(b.events, in.manualActionEvent(time.Now()))
 	return nil
 }
 
@@ -247,5 +268,5 @@ func (b *batch) resume(ctx context.Context, in *instance) error {
 			in.lastError = failureOf(string(name), reason.String)
 		}
 	}
-	return in.hook(ctx, b.tx, in.def.hooks.resumed)
+	return b.hook(ctx, in, in.def.hooks.resumed)
 }

@@ -1,0 +1,140 @@
+package saga
+
+import (
+	"context"
+	"maps"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"backstep/internal/message"
+	"backstep/internal/sqltx"
+	"backstep/internal/tracing"
+)
+
+// Info is what a step function may know about the saga it runs in.
+type Info struct {
+	SagaID    string
+	Step      string
+	Direction Direction
+	Attempt   int
+}
+
+// IdempotencyKey is the same for every attempt of this step in this direction.
+func (i Info) IdempotencyKey() string {
+	return i.SagaID + ":" + i.Step + ":" + string(i.Direction)
+}
+
+// InfoFrom returns the Info of the step that ctx belongs to.
+func InfoFrom(ctx context.Context) Info {
+	if c, _ := ctx.Value(callKey{}).(*call); c != nil {
+		return c.info
+	}
+	return Info{}
+}
+
+// Emit adds events to the transaction of the step or hook that ctx belongs to, and takes them
+// back if that fails. All that a batch emits is written by one statement, behind the commands.
+// It panics outside of a step or hook.
+func Emit(ctx context.Context, events ...message.Message) {
+	c, _ := ctx.Value(callKey{}).(*call)
+	if c == nil {
+		panic("saga.Emit outside of a step or hook")
+	}
+	c.emit(ctx, events)
+}
+
+type callKey struct{}
+
+// call is one saga's turn in a step.
+type call struct {
+	ctx  context.Context // of this saga's span, not of the batch
+	info Info
+	in   any
+	done []byte // in a compensation: what the action returned
+
+	result []byte
+	err    error
+	events []message.Message
+}
+
+func withCall(ctx context.Context, c *call) context.Context {
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+func (c *call) emit(ctx context.Context, events []message.Message) {
+	traced := trace.SpanContextFromContext(ctx).IsValid()
+	for _, m := range events {
+		if traced {
+			if m.Headers = maps.Clone(m.Headers); m.Headers == nil {
+				m.Headers = message.Headers{}
+			}
+			tracing.Carry(ctx, &m)
+		}
+		c.events = append(c.events, m)
+	}
+}
+
+// fail makes the call one that did nothing.
+func (c *call) fail(err error) { c.result, c.events, c.err = nil, nil, err }
+
+// function runs calls of one step in one direction. Each has its result or its error then,
+// unless the transaction has ended.
+type function func(ctx context.Context, tx *sqltx.Tx, calls []*call)
+
+// each makes a function of one that handles one call: what it wrote is undone if it fails.
+func each(one func(tx *sqltx.Tx, c *call) error) function {
+	return func(_ context.Context, tx *sqltx.Tx, calls []*call) {
+		for _, c := range calls {
+			if err := apart(c.ctx, tx, func() error { return one(tx, c) }); err != nil {
+				c.fail(err)
+			}
+			if tx.Err() != nil {
+				return
+			}
+		}
+	}
+}
+
+// together makes a function of one that handles many calls. If that fails, they are run one by
+// one, so that the one which is to blame is the only one that fails.
+func together(many func(ctx context.Context, tx *sqltx.Tx, calls []*call) error) function {
+	var run function
+	run = func(ctx context.Context, tx *sqltx.Tx, calls []*call) {
+		err := apart(ctx, tx, func() error { return many(ctx, tx, calls) })
+		for _, c := range calls {
+			if err != nil {
+				c.fail(nil)
+			} else if c.err != nil {
+				c.fail(c.err)
+			}
+		}
+		switch {
+		case err == nil, tx.Err() != nil:
+		case len(calls) == 1:
+			calls[0].fail(err)
+		default:
+			for i, c := range calls {
+				if run(c.ctx, tx, calls[i:i+1]); tx.Err() != nil {
+					return
+				}
+			}
+		}
+	}
+	return run
+}
+
+// apart runs f; if it fails, its own writes are undone and no others.
+func apart(ctx context.Context, tx *sqltx.Tx, f func() error) error {
+	sp := tx.Savepoint()
+	err := f()
+	if err == nil {
+		sp.Release()
+		return nil
+	}
+	if tx.Err() == nil {
+		if rerr := sp.Rollback(ctx); rerr != nil {
+			tx.Fail(rerr) // or half of f would be committed
+		}
+	}
+	return err
+}
