@@ -168,9 +168,7 @@ func event(name, orderID string, fields map[string]any) message.Message {
 }
 
 const (
-	insertOrderSQL = `
-INSERT INTO orders (id, request_id, customer, total_cents, payment_token, ship_to)
-VALUES (?, ?, ?, ?, ?, ?)`
+	insertOrdersSQL = `INSERT INTO orders (id, request_id, customer, total_cents, payment_token, ship_to) VALUES `
 
 	insertItemsSQL = `INSERT INTO order_items (order_id, line, sku, quantity, price_cents) VALUES `
 
@@ -180,21 +178,25 @@ UPDATE orders
  WHERE id = ?`
 )
 
-func insertOrder(ctx context.Context, tx *sqltx.Tx, o Order, requestID string) error {
-	shipTo, err := json.Marshal(o.ShipTo)
-	if err != nil {
-		return fmt.Errorf("insert order: %w", err)
+func insertOrders(ctx context.Context, tx *sqltx.Tx, requests []request) error {
+	orders := sqltx.Insert{Head: insertOrdersSQL, Tuple: sqltx.Tuples(1, 6)}
+	items := sqltx.Insert{Head: insertItemsSQL, Tuple: sqltx.Tuples(1, 5)}
+	for _, r := range requests {
+		o := r.order
+		shipTo, err := json.Marshal(o.ShipTo)
+		if err != nil {
+			return fmt.Errorf("insert order: %w", err)
+		}
+		orders.Append([]byte(o.ID), []byte(r.message.RequestID()), o.Customer, o.TotalCents, o.PaymentToken, shipTo)
+		for i, it := range o.Items {
+			items.Append([]byte(o.ID), i, []byte(it.SKU), it.Quantity, it.PriceCents)
+		}
 	}
-	if _, err := tx.Exec(ctx, insertOrderSQL, []byte(o.ID), []byte(requestID), o.Customer, o.TotalCents,
-		o.PaymentToken, shipTo); err != nil {
-		return fmt.Errorf("insert order: %w", err)
+	if err := orders.Exec(ctx, tx); err != nil {
+		return fmt.Errorf("insert %d orders: %w", len(requests), err)
 	}
-	args := make([]any, 0, 5*len(o.Items))
-	for i, it := range o.Items {
-		args = append(args, []byte(o.ID), i, []byte(it.SKU), it.Quantity, it.PriceCents)
-	}
-	if _, err := tx.Exec(ctx, insertItemsSQL+sqltx.Tuples(len(o.Items), 5), args...); err != nil {
-		return fmt.Errorf("insert %d lines of order %s: %w", len(o.Items), o.ID, err)
+	if err := items.Exec(ctx, tx); err != nil {
+		return fmt.Errorf("insert lines of %d orders: %w", len(requests), err)
 	}
 	return nil
 }

@@ -2,11 +2,11 @@ package handlers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"backstep/internal/message"
-	"backstep/internal/outbox"
 	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
@@ -18,50 +18,93 @@ type Payment struct {
 }
 
 const (
-	insertPaymentSQL = `
-INSERT INTO payments (id, order_id, amount_cents, status)
-VALUES (?, ?, ?, 'CHARGED')`
-
-	insertIdempotencySQL = `INSERT INTO payment_idempotency (idempotency_key, payment_id) VALUES (?, ?)`
+	insertPaymentsSQL    = `INSERT INTO payments (id, order_id, amount_cents, status) VALUES `
+	insertIdempotencySQL = `INSERT INTO payment_idempotency (idempotency_key, payment_id) VALUES `
 
 	refundSQL = `
 UPDATE payments
    SET status = 'REFUNDED', refunded_at = NOW(6)
- WHERE id = ?
+ WHERE id IN (%s)
    AND status = 'CHARGED'`
 )
 
-// chargePayment charges an order once: its idempotency key, and the order in payments, are
+// chargePayment charges each order once: its idempotency key, and the order in payments, are
 // unique.
-func chargePayment(ctx context.Context, tx *sqltx.Tx, o Order) (Payment, error) {
-	if strings.HasPrefix(o.PaymentToken, "decline") {
-		return Payment{}, saga.Fail("payment declined")
+func chargePayment(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Payment]) error {
+	var keys, payments []any
+	n := 0
+	for _, c := range calls {
+		if strings.HasPrefix(c.In.PaymentToken, "decline") {
+			c.Fail(saga.Fail("payment declined"))
+			continue
+		}
+		n++
+		c.Result = Payment{ID: message.NewID(), AmountCents: c.In.TotalCents}
+		keys = append(keys, []byte(c.IdempotencyKey()), []byte(c.Result.ID))
+		payments = append(payments, []byte(c.Result.ID), []byte(c.In.ID), c.Result.AmountCents, "CHARGED")
+		c.Emit(event("order.payment_charged", c.In.ID, map[string]any{
+			"payment_id": c.Result.ID, "amount_cents": c.Result.AmountCents,
+		}))
 	}
-	p := Payment{ID: message.NewID(), AmountCents: o.TotalCents}
-	key := saga.InfoFrom(ctx).IdempotencyKey()
-	if _, err := tx.Exec(ctx, insertIdempotencySQL, []byte(key), []byte(p.ID)); err != nil {
-		return Payment{}, fmt.Errorf("record payment key %s: %w", key, err)
+	if n == 0 {
+		return nil
 	}
-	if _, err := tx.Exec(ctx, insertPaymentSQL, []byte(p.ID), []byte(o.ID), p.AmountCents); err != nil {
-		return Payment{}, fmt.Errorf("charge order %s: %w", o.ID, err)
+	if _, err := tx.Exec(ctx, insertIdempotencySQL+sqltx.Tuples(n, 2), keys...); err != nil {
+		return fmt.Errorf("record payment keys of %s: %w", ordersOf(calls), err)
 	}
-	return p, outbox.Add(ctx, tx, event("order.payment_charged", o.ID, map[string]any{
-		"payment_id": p.ID, "amount_cents": p.AmountCents,
-	}))
+	if _, err := tx.Exec(ctx, insertPaymentsSQL+sqltx.Tuples(n, 4), payments...); err != nil {
+		return fmt.Errorf("charge %s: %w", ordersOf(calls), err)
+	}
+	return nil
 }
 
-// refundPayment refunds a charge once.
-func refundPayment(ctx context.Context, tx *sqltx.Tx, o Order, done Payment) error {
-	res, err := tx.Exec(ctx, refundSQL, []byte(done.ID))
+// refundPayment refunds each charge once.
+func refundPayment(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Payment]) error {
+	ids := make([]any, len(calls))
+	for i, c := range calls {
+		ids[i] = []byte(c.Result.ID)
+		c.Emit(event("order.payment_refunded", c.In.ID, map[string]any{
+			"payment_id": c.Result.ID, "amount_cents": c.Result.AmountCents,
+		}))
+	}
+	err := change(ctx, tx, fmt.Sprintf(refundSQL, sqltx.Placeholders(len(ids))), ids...)
+	return refused(calls, err, "refund", func(c *saga.Call[Order, Payment]) error {
+		return saga.Fail("payment %s of order %s is not charged, so it cannot be refunded", c.Result.ID, c.In.ID)
+	})
+}
+
+// errUnchanged means that a statement did not change as many rows as it was to.
+var errUnchanged = errors.New("rows are not as they should be")
+
+// change runs a statement that must change one row for each of its arguments.
+func change(ctx context.Context, tx *sqltx.Tx, query string, args ...any) error {
+	res, err := tx.Exec(ctx, query, args...)
 	if err != nil {
-		return fmt.Errorf("refund payment %s: %w", done.ID, err)
+		return err
 	}
-	if n, err := res.RowsAffected(); err != nil {
-		return fmt.Errorf("refund payment %s: %w", done.ID, err)
-	} else if n == 0 {
-		return saga.Fail("payment %s of order %s is not charged, so it cannot be refunded", done.ID, o.ID)
+	n, err := res.RowsAffected()
+	if err == nil && n != int64(len(args)) {
+		err = fmt.Errorf("%w: %d of %d changed", errUnchanged, n, len(args))
 	}
-	return outbox.Add(ctx, tx, event("order.payment_refunded", o.ID, map[string]any{
-		"payment_id": done.ID, "amount_cents": done.AmountCents,
-	}))
+	return err
+}
+
+// refused makes errUnchanged the business failure of the one call there is. Of several nobody
+// knows which it was, until the engine makes them one by one.
+func refused[R any](calls []*saga.Call[Order, R], err error, verb string, why func(c *saga.Call[Order, R]) error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errUnchanged) && len(calls) == 1:
+		return why(calls[0])
+	}
+	return fmt.Errorf("%s %s: %w", verb, ordersOf(calls), err)
+}
+
+// ordersOf names the orders of calls, for errors.
+func ordersOf[R any](calls []*saga.Call[Order, R]) string {
+	if len(calls) == 1 {
+		return "order " + calls[0].In.ID
+	}
+	return fmt.Sprintf("%d orders", len(calls))
 }

@@ -3,16 +3,15 @@ package handlers
 import (
 	"context"
 
-	"backstep/internal/outbox"
 	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
 
 // PlaceOrder is the saga of an order: reserve, charge, ship; undone in reverse.
 var PlaceOrder = saga.Define("place-order", 1,
-	saga.Step("reserve-stock", InventoryQueue, reserveStock, releaseStock, saga.Locks(skusOf, lockSKUs)),
-	saga.Step("charge-payment", PaymentQueue, chargePayment, refundPayment),
-	saga.Step("create-shipment", ShippingQueue, createShipment, cancelShipment, saga.Locks(skusOf, lockSKUs)),
+	saga.BatchStep("reserve-stock", InventoryQueue, reserveStock, releaseStock, saga.Locks(skusOf, lockSKUs)),
+	saga.BatchStep("charge-payment", PaymentQueue, chargePayment, refundPayment),
+	saga.BatchStep("create-shipment", ShippingQueue, createShipment, cancelShipment, saga.Locks(skusOf, lockSKUs)),
 	saga.OnCompensated(cancelOrder),
 	saga.OnManualAction(flagOrder),
 	saga.OnResumed(unflagOrder),
@@ -23,7 +22,8 @@ func cancelOrder(ctx context.Context, tx *sqltx.Tx, o Order, reason string) erro
 	if err := setStatus(ctx, tx, o.ID, "CANCELLED", reason); err != nil {
 		return err
 	}
-	return outbox.Add(ctx, tx, event("order.cancelled", o.ID, map[string]any{"reason": reason}))
+	saga.Emit(ctx, event("order.cancelled", o.ID, map[string]any{"reason": reason}))
+	return nil
 }
 
 // flagOrder marks an order whose saga waits for an operator.

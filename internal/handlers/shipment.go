@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"backstep/internal/message"
-	"backstep/internal/outbox"
 	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
@@ -16,61 +15,96 @@ type Shipment struct {
 }
 
 const (
-	insertShipmentSQL = `INSERT INTO shipments (id, order_id, status) VALUES (?, ?, 'CREATED')`
+	insertShipmentsSQL = `INSERT INTO shipments (id, order_id, status) VALUES `
 
-	cancelShipmentSQL = `
+	cancelShipmentsSQL = `
 UPDATE shipments
    SET status = 'CANCELLED', cancelled_at = NOW(6)
- WHERE id = ?
+ WHERE id IN (%s)
    AND status = 'CREATED'`
+
+	confirmOrdersSQL = `
+UPDATE orders
+   SET status = 'CONFIRMED', reason = NULL, updated_at = NOW(6)
+ WHERE id IN (%s)`
 )
 
-// createShipment ships what was reserved and confirms the order.
-func createShipment(ctx context.Context, tx *sqltx.Tx, o Order) (Shipment, error) {
-	if o.ShipTo.Country == "ZZ" {
-		return Shipment{}, saga.Fail("no carrier ships to country ZZ")
-	}
-	s := Shipment{ID: message.NewID()}
-	if _, err := tx.Exec(ctx, insertShipmentSQL, []byte(s.ID), []byte(o.ID)); err != nil {
-		return Shipment{}, fmt.Errorf("create shipment of order %s: %w", o.ID, err)
-	}
-	for _, l := range sumBySKU(o.Items) {
-		ok, err := moveStock(ctx, tx, shipSQL, l)
-		if err != nil {
-			return Shipment{}, err
+func linesToShip(c *saga.Call[Order, Shipment]) []Reserved { return sumBySKU(c.In.Items) }
+
+// createShipment ships what was reserved and confirms the orders.
+func createShipment(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Shipment]) error {
+	calls = accepted(calls, func(c *saga.Call[Order, Shipment]) error {
+		if c.In.ShipTo.Country == "ZZ" {
+			return saga.Fail("no carrier ships to country ZZ")
 		}
-		if !ok {
-			return Shipment{}, saga.Fail("reserved stock of %s is less than the %d to ship", l.SKU, l.Quantity)
+		return nil
+	})
+	err := transfer(ctx, tx, reserved, shipped, calls, linesToShip,
+		func(c *saga.Call[Order, Shipment], short Reserved, have int64, _ bool) {
+			c.Fail(saga.Fail("reserved stock of %s is %d, less than the %d to ship", short.SKU, have, short.Quantity))
+		})
+	if err != nil {
+		return err
+	}
+	var shipments, ids []any
+	for _, c := range calls {
+		if c.Failed() {
+			continue
 		}
+		c.Result = Shipment{ID: message.NewID()}
+		shipments = append(shipments, []byte(c.Result.ID), []byte(c.In.ID), "CREATED")
+		ids = append(ids, []byte(c.In.ID))
+		c.Emit(
+			event("order.shipment_created", c.In.ID, map[string]any{"shipment_id": c.Result.ID}),
+			event("order.confirmed", c.In.ID, map[string]any{"shipment_id": c.Result.ID, "total_cents": c.In.TotalCents}),
+		)
 	}
-	if err := setStatus(ctx, tx, o.ID, "CONFIRMED", ""); err != nil {
-		return Shipment{}, err
+	if len(ids) == 0 {
+		return nil
 	}
-	return s, outbox.Add(ctx, tx,
-		event("order.shipment_created", o.ID, map[string]any{"shipment_id": s.ID}),
-		event("order.confirmed", o.ID, map[string]any{"shipment_id": s.ID, "total_cents": o.TotalCents}),
-	)
+	if _, err := tx.Exec(ctx, insertShipmentsSQL+sqltx.Tuples(len(ids), 3), shipments...); err != nil {
+		return fmt.Errorf("create shipment of %s: %w", ordersOf(calls), err)
+	}
+	if err := change(ctx, tx, fmt.Sprintf(confirmOrdersSQL, sqltx.Placeholders(len(ids))), ids...); err != nil {
+		return fmt.Errorf("confirm %s: %w", ordersOf(calls), err)
+	}
+	return nil
 }
 
-// cancelShipment takes a shipment back when an operator reverses a completed order.
-func cancelShipment(ctx context.Context, tx *sqltx.Tx, o Order, done Shipment) error {
-	res, err := tx.Exec(ctx, cancelShipmentSQL, []byte(done.ID))
-	if err != nil {
-		return fmt.Errorf("cancel shipment %s: %w", done.ID, err)
+// cancelShipment takes shipments back when an operator reverses completed orders.
+func cancelShipment(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Shipment]) error {
+	ids := make([]any, len(calls))
+	for i, c := range calls {
+		ids[i] = []byte(c.Result.ID)
 	}
-	if n, err := res.RowsAffected(); err != nil {
-		return fmt.Errorf("cancel shipment %s: %w", done.ID, err)
-	} else if n == 0 {
-		return saga.Fail("shipment %s of order %s is not open, so it cannot be cancelled", done.ID, o.ID)
+	err := change(ctx, tx, fmt.Sprintf(cancelShipmentsSQL, sqltx.Placeholders(len(ids))), ids...)
+	if err = refused(calls, err, "cancel the shipment of", func(c *saga.Call[Order, Shipment]) error {
+		return saga.Fail("shipment %s of order %s is not open, so it cannot be cancelled", c.Result.ID, c.In.ID)
+	}); err != nil {
+		return err
 	}
-	for _, l := range sumBySKU(o.Items) {
-		ok, err := moveStock(ctx, tx, unshipSQL, l)
-		if err != nil {
-			return err
+	err = transfer(ctx, tx, shipped, reserved, calls, linesToShip,
+		func(c *saga.Call[Order, Shipment], short Reserved, have int64, _ bool) {
+			c.Fail(saga.Fail("shipped stock of %s is %d, less than the %d to take back", short.SKU, have, short.Quantity))
+		})
+	for _, c := range calls {
+		if c.Failed() && len(calls) > 1 {
+			return errUnchanged // its shipment is cancelled: one by one
 		}
-		if !ok {
-			return saga.Fail("shipped stock of %s is less than the %d to take back", l.SKU, l.Quantity)
-		}
+		c.Emit(event("order.shipment_cancelled", c.In.ID, map[string]any{"shipment_id": c.Result.ID}))
 	}
-	return outbox.Add(ctx, tx, event("order.shipment_cancelled", o.ID, map[string]any{"shipment_id": done.ID}))
+	return err
+}
+
+// accepted returns the calls that check has nothing against; the others fail.
+func accepted[R any](calls []*saga.Call[Order, R], check func(c *saga.Call[Order, R]) error) []*saga.Call[Order, R] {
+	kept := make([]*saga.Call[Order, R], 0, len(calls))
+	for _, c := range calls {
+		if err := check(c); err != nil {
+			c.Fail(err)
+			continue
+		}
+		kept = append(kept, c)
+	}
+	return kept
 }

@@ -2,12 +2,11 @@ package handlers
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
-	"backstep/internal/outbox"
 	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
@@ -25,15 +24,13 @@ type Reserved struct {
 
 // sumBySKU adds up lines of one SKU, sorted: the order in which rows are locked.
 func sumBySKU(items []Item) []Reserved {
-	var lines []Reserved
-	for _, sku := range skusOf(Order{CreateOrder: CreateOrder{Items: items}}) {
-		line := Reserved{SKU: sku}
-		for _, it := range items {
-			if it.SKU == sku {
-				line.Quantity += it.Quantity
-			}
-		}
-		lines = append(lines, line)
+	sums := quantities{}
+	for _, it := range items {
+		sums[it.SKU] += it.Quantity
+	}
+	lines := make([]Reserved, 0, len(sums))
+	for _, sku := range slices.Sorted(maps.Keys(sums)) {
+		lines = append(lines, Reserved{SKU: sku, Quantity: sums[sku]})
 	}
 	return lines
 }
@@ -56,11 +53,7 @@ SELECT sku
    FOR UPDATE`
 
 func lockSKUs(ctx context.Context, tx *sqltx.Tx, skus []string) error {
-	args := make([]any, len(skus))
-	for i, s := range skus {
-		args[i] = []byte(s)
-	}
-	rows, err := tx.Query(ctx, fmt.Sprintf(lockSKUsSQL, sqltx.Placeholders(len(skus))), args...)
+	rows, err := tx.Query(ctx, fmt.Sprintf(lockSKUsSQL, sqltx.Placeholders(len(skus))), binary(skus)...)
 	if err != nil {
 		return fmt.Errorf("lock %d SKUs: %w", len(skus), err)
 	}
@@ -74,83 +67,159 @@ func lockSKUs(ctx context.Context, tx *sqltx.Tx, skus []string) error {
 	return rows.Err()
 }
 
+// binary makes arguments for VARBINARY columns.
+func binary(ss []string) []any {
+	args := make([]any, len(ss))
+	for i, s := range ss {
+		args[i] = []byte(s)
+	}
+	return args
+}
+
+// quantities are pieces by SKU.
+type quantities map[string]int64
+
+// column of inventory.
+type column string
+
 const (
-	reserveSQL = `
-UPDATE inventory
-   SET available = available - ?, reserved = reserved + ?
- WHERE sku = ?
-   AND available >= ?`
-
-	releaseSQL = `
-UPDATE inventory
-   SET available = available + ?, reserved = reserved - ?
- WHERE sku = ?
-   AND reserved >= ?`
-
-	shipSQL = `
-UPDATE inventory
-   SET reserved = reserved - ?, shipped = shipped + ?
- WHERE sku = ?
-   AND reserved >= ?`
-
-	unshipSQL = `
-UPDATE inventory
-   SET shipped = shipped - ?, reserved = reserved + ?
- WHERE sku = ?
-   AND shipped >= ?`
-
-	selectAvailableSQL = `SELECT available FROM inventory WHERE sku = ?`
+	available column = "available"
+	reserved  column = "reserved"
+	shipped   column = "shipped"
 )
 
-// moveStock moves one line between two columns; false if there is too little to move.
-func moveStock(ctx context.Context, tx *sqltx.Tx, query string, l Reserved) (bool, error) {
-	res, err := tx.Exec(ctx, query, l.Quantity, l.Quantity, []byte(l.SKU), l.Quantity)
+const selectStockSQL = `SELECT sku, %s FROM inventory WHERE sku IN (%s)`
+
+// stock returns how much there is in a column, of the SKUs that are known. The engine has
+// locked their rows.
+func stock(ctx context.Context, tx *sqltx.Tx, in column, skus []string) (quantities, error) {
+	rows, err := tx.Query(ctx, fmt.Sprintf(selectStockSQL, in, sqltx.Placeholders(len(skus))), binary(skus)...)
 	if err != nil {
-		return false, fmt.Errorf("move stock of %q: %w", l.SKU, err)
+		return nil, fmt.Errorf("read stock of %d SKUs: %w", len(skus), err)
 	}
-	n, err := res.RowsAffected()
-	return n == 1, err
+	defer rows.Close()
+	found := quantities{}
+	for rows.Next() {
+		var sku []byte
+		var n int64
+		if err := rows.Scan(&sku, &n); err != nil {
+			return nil, fmt.Errorf("read stock: %w", err)
+		}
+		found[string(sku)] = n
+	}
+	return found, rows.Err()
 }
 
-// reserveStock moves every line of the order from available to reserved, all or nothing.
-// The engine has locked the SKUs of the whole batch in sorted order before it is called.
-func reserveStock(ctx context.Context, tx *sqltx.Tx, o Order) (Reservation, error) {
-	r := Reservation{Lines: sumBySKU(o.Items)}
-	for _, l := range r.Lines {
-		ok, err := moveStock(ctx, tx, reserveSQL, l)
-		if err != nil {
-			return Reservation{}, err
-		}
-		if !ok {
-			return Reservation{}, shortage(ctx, tx, l)
+// take takes the lines of one order, all or none. It returns the first line of which there is
+// too little, and how much there is.
+func (q quantities) take(lines []Reserved) (short *Reserved, have int64) {
+	for i, l := range lines {
+		if q[l.SKU] < l.Quantity {
+			return &lines[i], q[l.SKU]
 		}
 	}
-	return r, outbox.Add(ctx, tx, event("order.stock_reserved", o.ID, map[string]any{"lines": r.Lines}))
+	for _, l := range lines {
+		q[l.SKU] -= l.Quantity
+	}
+	return nil, 0
 }
 
-// shortage says whether a SKU is unknown or there is too little of it.
-func shortage(ctx context.Context, tx *sqltx.Tx, l Reserved) error {
-	var available int64
-	err := tx.QueryRow(ctx, selectAvailableSQL, []any{[]byte(l.SKU)}, &available)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return saga.Fail("unknown SKU %q", l.SKU)
-	case err != nil:
-		return fmt.Errorf("read stock of %q: %w", l.SKU, err)
+// One statement for all SKUs. STRAIGHT_JOIN: the values come first, each finds its row by
+// primary key, already locked.
+const (
+	moveStockSQL = `
+UPDATE (%s) v
+       STRAIGHT_JOIN inventory i ON i.sku = v.sku
+   SET i.%[2]s = i.%[2]s - v.n, i.%[3]s = i.%[3]s + v.n`
+
+	firstMoveSQL = `SELECT ? AS sku, ? AS n`
+	moreMovesSQL = ` UNION ALL SELECT ?, ?`
+)
+
+// moveStock moves pieces from one column to the other.
+func moveStock(ctx context.Context, tx *sqltx.Tx, from, to column, moved quantities) error {
+	if len(moved) == 0 {
+		return nil
 	}
-	return saga.Fail("not enough stock of %s: %d wanted, %d available", l.SKU, l.Quantity, available)
+	args := make([]any, 0, 2*len(moved))
+	for _, sku := range slices.Sorted(maps.Keys(moved)) {
+		args = append(args, []byte(sku), moved[sku])
+	}
+	values := firstMoveSQL + strings.Repeat(moreMovesSQL, len(moved)-1)
+	res, err := tx.Exec(ctx, fmt.Sprintf(moveStockSQL, values, from, to), args...)
+	if err != nil {
+		return fmt.Errorf("move %d SKUs from %s to %s: %w", len(moved), from, to, err)
+	}
+	if n, err := res.RowsAffected(); err != nil || n != int64(len(moved)) {
+		return fmt.Errorf("move %d SKUs from %s to %s: %d moved, %w", len(moved), from, to, n, err)
+	}
+	return nil
+}
+
+// transfer moves the lines of many orders from one column to the other, as far as there is
+// enough; refuse is told of an order for which there is not, in the order they came.
+func transfer[R any](
+	ctx context.Context, tx *sqltx.Tx, from, to column, calls []*saga.Call[Order, R],
+	linesOf func(c *saga.Call[Order, R]) []Reserved, refuse func(c *saga.Call[Order, R], short Reserved, have int64, known bool),
+) error {
+	skus := map[string]bool{}
+	lines := make([][]Reserved, len(calls))
+	for i, c := range calls {
+		lines[i] = linesOf(c)
+		for _, l := range lines[i] {
+			skus[l.SKU] = true
+		}
+	}
+	if len(skus) == 0 {
+		return nil
+	}
+	left, err := stock(ctx, tx, from, slices.Collect(maps.Keys(skus)))
+	if err != nil {
+		return err
+	}
+	moved := quantities{}
+	for i, c := range calls {
+		if short, have := left.take(lines[i]); short != nil {
+			_, known := left[short.SKU]
+			refuse(c, *short, have, known)
+			continue
+		}
+		for _, l := range lines[i] {
+			moved[l.SKU] += l.Quantity
+		}
+	}
+	return moveStock(ctx, tx, from, to, moved)
+}
+
+// reserveStock moves every line of each order from available to reserved, all or nothing.
+func reserveStock(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Reservation]) error {
+	err := transfer(ctx, tx, available, reserved, calls,
+		func(c *saga.Call[Order, Reservation]) []Reserved {
+			c.Result.Lines = sumBySKU(c.In.Items)
+			return c.Result.Lines
+		},
+		func(c *saga.Call[Order, Reservation], short Reserved, have int64, known bool) {
+			if !known {
+				c.Fail(saga.Fail("unknown SKU %q", short.SKU))
+				return
+			}
+			c.Fail(saga.Fail("not enough stock of %s: %d wanted, %d available", short.SKU, short.Quantity, have))
+		})
+	for _, c := range calls {
+		c.Emit(event("order.stock_reserved", c.In.ID, map[string]any{"lines": c.Result.Lines}))
+	}
+	return err
 }
 
 // releaseStock gives back exactly what was reserved.
-func releaseStock(ctx context.Context, tx *sqltx.Tx, o Order, done Reservation) error {
-	for _, l := range done.Lines {
-		ok, err := moveStock(ctx, tx, releaseSQL, l)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return saga.Fail("reserved stock of %s is less than the %d to release", l.SKU, l.Quantity)
-		}
+func releaseStock(ctx context.Context, tx *sqltx.Tx, calls []*saga.Call[Order, Reservation]) error {
+	err := transfer(ctx, tx, reserved, available, calls,
+		func(c *saga.Call[Order, Reservation]) []Reserved { return c.Result.Lines },
+		func(c *saga.Call[Order, Reservation], short Reserved, have int64, _ bool) {
+			c.Fail(saga.Fail("reserved stock of %s is %d, less than the %d to release", short.SKU, have, short.Quantity))
+		})
+	for _, c := range calls {
+		c.Emit(event("order.stock_released", c.In.ID, map[string]any{"lines": c.Result.Lines}))
 	}
-	return outbox.Add(ctx, tx, event("order.stock_released", o.ID, map[string]any{"lines": done.Lines}))
+	return err
 }

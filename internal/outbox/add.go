@@ -4,17 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
-
-// maxInsertBytes splits one multi-row INSERT well below MariaDB's max_allowed_packet (16 MiB
-// by default).
-const maxInsertBytes = 4 << 20
 
 const insertSQL = `
 INSERT INTO outbox_events
@@ -30,18 +25,18 @@ const onDuplicateSQL = ` ON DUPLICATE KEY UPDATE idempotency_key = VALUES(idempo
 // while its row exists is a no-op. ErrInvalid names the message and the fault; nothing is
 // added then.
 func Add(ctx context.Context, tx *sqltx.Tx, msgs ...message.Message) error {
-	in := insert{head: insertSQL, tuple: sqltx.Tuples(1, 12)}
+	in := sqltx.Insert{Head: insertSQL, Tuple: sqltx.Tuples(1, 12)}
 	for i := range msgs {
 		args, err := encode(ctx, msgs[i])
 		if err != nil {
 			return fmt.Errorf("add to outbox: %w", err)
 		}
 		if msgs[i].IdempotencyKey != "" {
-			in.tail = onDuplicateSQL
+			in.Tail = onDuplicateSQL
 		}
-		in.append(args)
+		in.Append(args...)
 	}
-	if err := in.exec(ctx, tx); err != nil {
+	if err := in.Exec(ctx, tx); err != nil {
 		return fmt.Errorf("add %d messages to outbox: %w", len(msgs), err)
 	}
 	return nil
@@ -64,53 +59,16 @@ VALUES `
 // Schedule makes msgs part of tx, to be moved to the outbox when they are due. ErrInvalid is
 // as for Add.
 func Schedule(ctx context.Context, tx *sqltx.Tx, msgs ...Delayed) error {
-	in := insert{head: scheduleSQL, tuple: "(" + sqltx.Placeholders(13) + ", NOW(6) + INTERVAL ? MICROSECOND)"}
+	in := sqltx.Insert{Head: scheduleSQL, Tuple: "(" + sqltx.Placeholders(13) + ", NOW(6) + INTERVAL ? MICROSECOND)"}
 	for i := range msgs {
 		args, err := encode(ctx, msgs[i].Message)
 		if err != nil {
 			return fmt.Errorf("schedule message: %w", err)
 		}
-		in.append(append(args, words(msgs[i].Reason), max(0, msgs[i].After.Microseconds())))
+		in.Append(append(args, words(msgs[i].Reason), max(0, msgs[i].After.Microseconds()))...)
 	}
-	if err := in.exec(ctx, tx); err != nil {
+	if err := in.Exec(ctx, tx); err != nil {
 		return fmt.Errorf("schedule %d messages: %w", len(msgs), err)
-	}
-	return nil
-}
-
-// insert collects rows for one statement, or a few if they are large.
-type insert struct {
-	head, tuple, tail string
-	statements        []statement
-}
-
-type statement struct {
-	args        []any
-	rows, bytes int
-}
-
-func (in *insert) append(args []any) {
-	n := 0
-	for _, a := range args {
-		if b, ok := a.([]byte); ok {
-			n += len(b)
-		}
-	}
-	if k := len(in.statements); k == 0 || in.statements[k-1].bytes+n > maxInsertBytes {
-		in.statements = append(in.statements, statement{})
-	}
-	st := &in.statements[len(in.statements)-1]
-	st.args = append(st.args, args...)
-	st.rows++
-	st.bytes += n
-}
-
-func (in *insert) exec(ctx context.Context, tx *sqltx.Tx) error {
-	for _, st := range in.statements {
-		query := in.head + strings.Repeat(in.tuple+", ", st.rows-1) + in.tuple + in.tail
-		if _, err := tx.Exec(ctx, query, st.args...); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"maps"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
@@ -62,14 +60,9 @@ func withCall(ctx context.Context, c *call) context.Context {
 }
 
 func (c *call) emit(ctx context.Context, events []message.Message) {
-	traced := trace.SpanContextFromContext(ctx).IsValid()
 	for _, m := range events {
-		if traced {
-			if m.Headers = maps.Clone(m.Headers); m.Headers == nil {
-				m.Headers = message.Headers{}
-			}
-			tracing.Carry(ctx, &m)
-		}
+		m.Headers = maps.Clone(m.Headers) // the caller's are not ours to write to
+		tracing.Carry(ctx, &m)
 		c.events = append(c.events, m)
 	}
 }
@@ -100,7 +93,13 @@ func each(one func(tx *sqltx.Tx, c *call) error) function {
 func together(many func(ctx context.Context, tx *sqltx.Tx, calls []*call) error) function {
 	var run function
 	run = func(ctx context.Context, tx *sqltx.Tx, calls []*call) {
-		err := apart(ctx, tx, func() error { return many(ctx, tx, calls) })
+		err := apart(ctx, tx, func() error {
+			err := many(ctx, tx, calls)
+			if err == nil && len(calls) == 1 {
+				err = calls[0].err // alone, also what was written for it can be undone
+			}
+			return err
+		})
 		for _, c := range calls {
 			if err != nil {
 				c.fail(nil)

@@ -17,6 +17,7 @@ type instance struct {
 	id, typ       string
 	version       int
 	correlationID string
+	traceID       string // when it starts
 	status        Status
 	direction     Direction
 	current       int // index of the step whose command is awaited
@@ -164,21 +165,20 @@ type stepRow struct {
 	err      string
 }
 
-const upsertStepsSQL = `
-INSERT INTO saga_steps (saga_id, step_order, name, status, attempts, result, error)
-VALUES %s
+const (
+	upsertStepsSQL = `INSERT INTO saga_steps (saga_id, step_order, name, status, attempts, result, error) VALUES`
+
+	onStepThereSQL = `
     ON DUPLICATE KEY UPDATE status = VALUES(status), attempts = VALUES(attempts),
        result = COALESCE(VALUES(result), result), error = VALUES(error), updated_at = NOW(6)`
+)
 
 func upsertSteps(ctx context.Context, tx *sqltx.Tx, rows []stepRow) error {
-	if len(rows) == 0 {
-		return nil
-	}
-	args := make([]any, 0, 7*len(rows))
+	in := sqltx.Insert{Head: upsertStepsSQL, Tuple: sqltx.Tuples(1, 7), Tail: onStepThereSQL}
 	for _, r := range rows {
-		args = append(args, []byte(r.sagaID), r.order, []byte(r.name), string(r.status), r.attempts, r.result, nullText(r.err))
+		in.Append([]byte(r.sagaID), r.order, []byte(r.name), string(r.status), r.attempts, r.result, nullText(r.err))
 	}
-	if _, err := tx.Exec(ctx, fmt.Sprintf(upsertStepsSQL, sqltx.Tuples(len(rows), 7)), args...); err != nil {
+	if err := in.Exec(ctx, tx); err != nil {
 		return fmt.Errorf("write %d saga steps: %w", len(rows), err)
 	}
 	return nil

@@ -33,7 +33,15 @@ func Create(ctx context.Context, m *message.Message) trace.Span {
 
 // Carry writes ctx's span into m's headers, so that the create span of a message that is
 // added later, with others, is still the child of the step that caused it.
-func Carry(ctx context.Context, m *message.Message) { propagator.Inject(ctx, carrier(m.Headers)) }
+func Carry(ctx context.Context, m *message.Message) {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return
+	}
+	if m.Headers == nil {
+		m.Headers = message.Headers{}
+	}
+	propagator.Inject(ctx, carrier(m.Headers))
+}
 
 // Publish opens the span of one publish, a child of the message's create span. It lasts until
 // the broker has confirmed or refused the message: EndPublish ends it.
