@@ -191,10 +191,12 @@ var variables = map[string]struct {
 	"BACKSTEP_LOG_LEVEL":             {programs: "worker relay", says: "it must be debug, info, warn or error"},
 	"BACKSTEP_MAX_BODY":              {programs: "worker", low: "1024", high: "4194304"},
 	"BACKSTEP_MYSQL_DSN":             {programs: "worker relay backstep", says: ": the DSN cannot be read; it looks like"},
+	"BACKSTEP_OUTBOX_RETENTION":      {programs: "relay", fine: []string{"0", "0s", "1ns"}, low: "0s", high: "8760h"},
 	"BACKSTEP_QUEUES":                {programs: "worker", says: "the queues are orders, "},
 	"BACKSTEP_RELAY_LEASE_TTL":       {programs: "relay", low: "1s", high: "5m"},
 	"BACKSTEP_RELAY_PARK_AFTER":      {programs: "relay", low: "1s", high: "720h"},
 	"BACKSTEP_RELAY_WINDOW":          {programs: "relay", fine: []string{"1", "10"}, low: "1", high: "10000"},
+	"BACKSTEP_SAGA_RETENTION":        {programs: "relay", low: "1h", high: "87600h"},
 }
 
 // callOf is how to start a program that reads all its variables.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"backstep/internal/inbox"
 	"backstep/internal/message"
 	"backstep/internal/outbox"
+	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
 
@@ -39,6 +41,12 @@ type config struct {
 	}
 	Inbox struct {
 		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long processed message ids are kept, as the workers have it"`
+	}
+	Outbox struct {
+		Retention time.Duration `default:"24h" range:"0s to 8760h" desc:"how long published rows are kept, to be published again after a disaster; 0s deletes them at once"`
+	}
+	Saga struct {
+		Retention time.Duration `default:"720h" range:"1h to 87600h" desc:"how long sagas are kept that have ended; never less than processed message ids"`
 	}
 }
 
@@ -70,7 +78,8 @@ func run(ctx context.Context, cfg config) error {
 	defer pub.Close()
 	relay := outbox.NewRelay(db, publisher{pub}, outbox.Config{
 		Window: cfg.Relay.Window, LeaseTTL: cfg.Relay.LeaseTTL, ParkAfter: cfg.Relay.ParkAfter,
-		Parked: handlers.NewEngine(log).CommandParked, Log: log,
+		DeletePublished: cfg.Outbox.Retention == 0,
+		Parked:          handlers.NewEngine(log).CommandParked, Log: log,
 	})
 	admin := app.Admin{
 		Ready: func(ctx context.Context) error {
@@ -101,9 +110,7 @@ func run(ctx context.Context, cfg config) error {
 		parts.Go(func() error { return relay.Run(ctx) })
 		parts.Go(func() error { return client.Listen(ctx, func(uint16) { relay.Wake() }) })
 		parts.Go(func() error {
-			sweep(ctx, relay, log, func(ctx context.Context) (int64, error) {
-				return inbox.Sweep(ctx, db, cfg.Inbox.Retention, sweepBatch)
-			})
+			sweep(ctx, relay, log, cfg.sweeps(db))
 			return nil
 		})
 		return parts.Wait()
@@ -116,16 +123,33 @@ const (
 	sweepPause = time.Minute
 )
 
-// sweep deletes what is past its retention, in small batches, while this relay leads.
-func sweep(ctx context.Context, relay *outbox.Relay, log *slog.Logger, batch func(context.Context) (int64, error)) {
+// sweeps delete one batch each of what is past its retention, and say how much that was.
+func (c *config) sweeps(db *sql.DB) []func(ctx context.Context) (int64, error) {
+	return []func(ctx context.Context) (int64, error){
+		func(ctx context.Context) (int64, error) {
+			return outbox.Sweep(ctx, db, c.Outbox.Retention, sweepBatch)
+		},
+		func(ctx context.Context) (int64, error) { return inbox.Sweep(ctx, db, c.Inbox.Retention, sweepBatch) },
+		func(ctx context.Context) (int64, error) {
+			// Or a late copy of a request could start its saga again.
+			return saga.Sweep(ctx, db, max(c.Saga.Retention, c.Inbox.Retention), sweepBatch)
+		},
+	}
+}
+
+// sweep runs the sweeps again and again, in small batches, while this relay leads.
+func sweep(ctx context.Context, relay *outbox.Relay, log *slog.Logger, sweeps []func(ctx context.Context) (int64, error)) {
 	for {
 		wait := sweepPause
-		if relay.Leads() {
+		for _, batch := range sweeps {
+			if !relay.Leads() {
+				break
+			}
 			n, err := batch(ctx)
 			if err != nil && ctx.Err() == nil {
-				log.Warn("sweep failed", "error", err)
+				log.Warn("sweep failed; trying again", "error", err)
 			}
-			if n == sweepBatch {
+			if n == sweepBatch { // there is more
 				wait = 100 * time.Millisecond
 			}
 		}

@@ -25,10 +25,12 @@ var Variables = []string{
 	"BACKSTEP_LOG_LEVEL",
 	"BACKSTEP_MAX_BODY",
 	"BACKSTEP_MYSQL_DSN",
+	"BACKSTEP_OUTBOX_RETENTION",
 	"BACKSTEP_QUEUES",
 	"BACKSTEP_RELAY_LEASE_TTL",
 	"BACKSTEP_RELAY_PARK_AFTER",
 	"BACKSTEP_RELAY_WINDOW",
+	"BACKSTEP_SAGA_RETENTION",
 }
 
 // secrets hold passwords. Each can be given as a file, <name>_FILE, as mounted secrets are.
