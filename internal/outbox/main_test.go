@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // eventually waits until ok is true.
 func eventually(t testing.TB, what string, ok func() bool) {
