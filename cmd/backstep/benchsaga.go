@@ -36,7 +36,9 @@ The ceilings are the same orders in SQL and nothing else, right before it, in a 
 their own with our schema: orders and sagas made beforehand, no broker, no intake, every row
 that our steps write, one round trip a statement. ceiling_single has a transaction for each step
 of each saga, on ` + fmt.Sprint(singleConnections) + ` connections; ceiling_batch has ` + fmt.Sprint(batchSize) + ` sagas in a transaction, on ` + fmt.Sprint(batchConnections) + ` connections, with one
-statement for all rows of a table. They are of orders that succeed, also with --refuse.
+statement for all rows of a table. They are of orders that succeed, also with --refuse. The
+ratios by CPU compare the processor time of all processes instead of the rates: they hold on a
+machine that is busy with something else.
 
 Latency: starts --rate sagas a second for --seconds, by the intake's own transaction in this
 process, and measures from the return of that COMMIT until the transaction of the last step is
@@ -129,9 +131,14 @@ type sagaResult struct {
 	Batch       figure `json:"ceiling_batch"`
 	SingleRatio figure `json:"ratio_single"`
 	BatchRatio  figure `json:"ratio_batch"`
-	Fill        figure `json:"messages_per_transaction"` // of the workers
-	Duplicates  figure `json:"duplicates"`
-	Conflicts   figure `json:"conflicts"` // deadlocks and lock waits: batches run again
+	// The same of the processor time of all processes, if it is known: what the ratios would
+	// be if nothing ever waited. Other work on the machine hardly moves it.
+	SingleCPURatio figure `json:"cpu_ratio_single,omitzero"`
+	BatchCPURatio  figure `json:"cpu_ratio_batch,omitzero"`
+
+	Fill       figure `json:"messages_per_transaction"` // of the workers
+	Duplicates figure `json:"duplicates"`
+	Conflicts  figure `json:"conflicts"` // deadlocks and lock waits: batches run again
 
 	P50      figure `json:"p50_ms"`
 	P99      figure `json:"p99_ms"`
@@ -154,6 +161,8 @@ func (r *sagaResult) print(w io.Writer) {
 	t := newTable("figure", "median (least to most)")
 	t.AppendRow([]any{"ratio to one saga a transaction", r.SingleRatio.print("%.2f")})
 	t.AppendRow([]any{fmt.Sprintf("ratio to %d sagas a transaction", batchSize), r.BatchRatio.print("%.3f")})
+	t.AppendRow([]any{"ratio to one saga a transaction, by CPU", r.SingleCPURatio.print("%.2f")})
+	t.AppendRow([]any{fmt.Sprintf("ratio to %d sagas a transaction, by CPU", batchSize), r.BatchCPURatio.print("%.3f")})
 	t.AppendRow([]any{"sagas a second", r.Sagas.print("%.0f")})
 	t.AppendRow([]any{"ceiling, one saga a transaction", r.Single.print("%.0f")})
 	t.AppendRow([]any{fmt.Sprintf("ceiling, %d sagas a transaction", batchSize), r.Batch.print("%.0f")})
@@ -232,6 +241,11 @@ func (b *sagaBench) measure(ctx context.Context, s *station) error {
 	b.result.Batch.add(c.batch)
 	b.result.SingleRatio.add(rate / c.single)
 	b.result.BatchRatio.add(rate / c.batch)
+	if s.servers.MySQLPID() != 0 && s.servers.RabbitPID() != 0 {
+		all := b.result.CPU.last()
+		b.result.SingleCPURatio.add(b.result.SingleCPU.last() / all)
+		b.result.BatchCPURatio.add(b.result.BatchCPU.last() / all)
+	}
 	if b.seconds > 0 {
 		if err := b.latency(ctx, s); err != nil {
 			return fmt.Errorf("measure the latency: %w", err)
@@ -251,6 +265,17 @@ func (b *sagaBench) bodies(n int) [][]byte {
 		bodies[i] = orders[i%len(orders)].body
 	}
 	return bodies
+}
+
+// last returns what all of our processes, the servers included, used in the last repetition.
+func (c costs) last() float64 {
+	total := 0.0
+	for name, f := range c {
+		if name != "others" {
+			total += f.Values[len(f.Values)-1]
+		}
+	}
+	return total
 }
 
 // orderSeed makes the same orders in each repetition.

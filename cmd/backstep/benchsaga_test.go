@@ -47,6 +47,9 @@ func TestBenchSaga(t *testing.T) {
 	for i := range 2 {
 		near("ratio to single", r.SingleRatio.Values[i], r.Sagas.Values[i]/r.Single.Values[i])
 		near("ratio to batch", r.BatchRatio.Values[i], r.Sagas.Values[i]/r.Batch.Values[i])
+		all := total(r.CPU, i)
+		near("ratio to single by CPU", r.SingleCPURatio.Values[i], total(r.SingleCPU, i)/all)
+		near("ratio to batch by CPU", r.BatchCPURatio.Values[i], total(r.BatchCPU, i)/all)
 		near("bound of p50", r.P50Bound.Values[i], 1.2*(3*r.RawP50.Values[i]+3*r.StepP50.Values[i])+3)
 		near("bound of p99", r.P99Bound.Values[i], 1.2*(3*r.RawP99.Values[i]+3*r.StepP99.Values[i])+15)
 		if r.P99.Values[i] < r.P50.Values[i] {
@@ -70,6 +73,17 @@ func TestBenchSaga(t *testing.T) {
 			t.Errorf("the JSON has no %s", name)
 		}
 	}
+}
+
+// total is the processor time of all but the others in one repetition.
+func total(c costs, repetition int) float64 {
+	all := 0.0
+	for _, name := range []string{"relay", "worker", "mysql", "rabbitmq", "bench"} {
+		if c[name] != nil {
+			all += c[name].Values[repetition]
+		}
+	}
+	return all
 }
 
 // wantStatements demands counts that add up, and are exact where they do not depend on who
