@@ -106,6 +106,17 @@ func (c costs) add(before, after map[string]time.Duration, divisor float64) {
 	}
 }
 
+// total returns what the last repetition cost in all, without the others; false if it is not
+// known of both servers.
+func (c costs) total() (sum float64, known bool) {
+	for name, f := range c {
+		if name != "others" {
+			sum += f.Values[len(f.Values)-1]
+		}
+	}
+	return sum, c["mysql"] != nil && c["rabbitmq"] != nil
+}
+
 // costOrder is the order in which the processes of costs are shown.
 var costOrder = []string{"relay", "worker", "mysql", "rabbitmq", "bench", "others"}
 

@@ -64,6 +64,11 @@ func TestBenchRelay(t *testing.T) {
 			t.Errorf("repetition %d: rate %v, ceiling %v, ratio %v", i+1, rate, ceiling, r.Ratio.Values[i])
 		}
 	}
+	if r.CPURatio == nil {
+		t.Error("no ratio of the processor time")
+	} else {
+		measured(t, "ratio of the processor time", *r.CPURatio, 2)
+	}
 	charged(t, "CPU", r.CPU, 2, "relay", "mysql", "rabbitmq", "bench", "others")
 	charged(t, "CPU of the ceiling", r.RawCPU, 2, "mysql", "rabbitmq", "bench", "others")
 }

@@ -37,7 +37,11 @@ the queue: every row must be there, and what came twice is counted.
 The ceiling is amqp091-go and nothing else: as many messages with the same body to another fresh
 queue with the same arguments, persistent, mandatory, confirmed, on one channel with ` + fmt.Sprint(benchWindow) + `
 unconfirmed in flight, from the first publish to the last confirm, in each repetition right
-before the relays. The ratio is the median of the repetitions' ratios.`,
+before the relays. The ratio is the median of the repetitions' ratios.
+
+The relays' side costs more processor time than the ceiling, so the ratio says little on a
+machine that is busy with something else. The ratio of the processor time does: it is what the
+other tends to where processors are the limit. Of servers that it did not start it is not known.`,
 		Example: `  backstep bench relay
   backstep bench relay --relays 2 --runs 5
   backstep bench relay --history 1000000 --json | jq .ratio.median`,
@@ -81,18 +85,20 @@ type relayResult struct {
 	Body    int `json:"body_bytes"`
 	Window  int `json:"ceiling_window"`
 
-	Ratio   figure `json:"ratio"`        // of rate to ceiling
-	Rate    figure `json:"rate"`         // rows a second
-	Ceiling figure `json:"ceiling"`      // messages a second
-	CPU     costs  `json:"cpu_s_per_1k"` // from before the relays start until all is marked
-	RawCPU  costs  `json:"ceiling_cpu_s_per_1k"`
-	Arrived int    `json:"arrived"`    // rows found in the queue, of all repetitions
-	Twice   int    `json:"duplicates"` // copies beyond the first
+	Ratio    figure  `json:"ratio"`               // of rate to ceiling
+	CPURatio *figure `json:"cpu_ratio,omitempty"` // of the processor time of the ceiling to ours
+	Rate     figure  `json:"rate"`                // rows a second
+	Ceiling  figure  `json:"ceiling"`             // messages a second
+	CPU      costs   `json:"cpu_s_per_1k"`        // from before the relays start until all is marked
+	RawCPU   costs   `json:"ceiling_cpu_s_per_1k"`
+	Arrived  int     `json:"arrived"`    // rows found in the queue, of all repetitions
+	Twice    int     `json:"duplicates"` // copies beyond the first
 }
 
 func (r *relayResult) print(w io.Writer) {
 	t := newTable("figure", "median (least to most)")
 	t.AppendRow([]any{"ratio to the ceiling", r.Ratio.print("%.2f")})
+	t.AppendRow([]any{"ceiling's CPU time to ours", r.CPURatio.print("%.2f")})
 	t.AppendRow([]any{"rows published a second", r.Rate.print("%.0f")})
 	t.AppendRow([]any{"ceiling, messages a second", r.Ceiling.print("%.0f")})
 	r.CPU.rows(t, "CPU seconds for 1000 rows", "%.4f")
@@ -159,6 +165,13 @@ func (b *relayBench) measure(ctx context.Context, s *station) error {
 	b.result.Rate.add(rate)
 	b.result.Ceiling.add(ceiling)
 	b.result.Ratio.add(rate / ceiling)
+	if theirs, known := b.result.RawCPU.total(); known {
+		ours, _ := b.result.CPU.total() // never 0: a relay has been started
+		if b.result.CPURatio == nil {
+			b.result.CPURatio = &figure{}
+		}
+		b.result.CPURatio.add(theirs / ours)
+	}
 	return b.count(ctx, s, ids)
 }
 
