@@ -106,15 +106,15 @@ func (c costs) add(before, after map[string]time.Duration, divisor float64) {
 	}
 }
 
-// total returns what the last repetition cost in all, without the others; false if it is not
-// known of both servers.
-func (c costs) total() (sum float64, known bool) {
+// last returns what all of our processes, the servers included, used in the last repetition.
+func (c costs) last() float64 {
+	total := 0.0
 	for name, f := range c {
 		if name != "others" {
-			sum += f.Values[len(f.Values)-1]
+			total += f.Values[len(f.Values)-1]
 		}
 	}
-	return sum, c["mysql"] != nil && c["rabbitmq"] != nil
+	return total
 }
 
 // costOrder is the order in which the processes of costs are shown.
@@ -306,6 +306,9 @@ func (s *station) cpu() (map[string]time.Duration, error) {
 	used["others"] = busy
 	return used, errors.Join(append(errs, err)...)
 }
+
+// knowsCPU reports whether we started both servers, so that cpu knows what they used.
+func (s *station) knowsCPU() bool { return s.servers.MySQLPID() != 0 && s.servers.RabbitPID() != 0 }
 
 const (
 	quietPoll    = 250 * time.Millisecond

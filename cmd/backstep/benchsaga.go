@@ -241,7 +241,7 @@ func (b *sagaBench) measure(ctx context.Context, s *station) error {
 	b.result.Batch.add(c.batch)
 	b.result.SingleRatio.add(rate / c.single)
 	b.result.BatchRatio.add(rate / c.batch)
-	if s.servers.MySQLPID() != 0 && s.servers.RabbitPID() != 0 {
+	if s.knowsCPU() {
 		all := b.result.CPU.last()
 		b.result.SingleCPURatio.add(b.result.SingleCPU.last() / all)
 		b.result.BatchCPURatio.add(b.result.BatchCPU.last() / all)
@@ -265,17 +265,6 @@ func (b *sagaBench) bodies(n int) [][]byte {
 		bodies[i] = orders[i%len(orders)].body
 	}
 	return bodies
-}
-
-// last returns what all of our processes, the servers included, used in the last repetition.
-func (c costs) last() float64 {
-	total := 0.0
-	for name, f := range c {
-		if name != "others" {
-			total += f.Values[len(f.Values)-1]
-		}
-	}
-	return total
 }
 
 // orderSeed makes the same orders in each repetition.
