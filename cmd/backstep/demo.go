@@ -199,7 +199,7 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 	}
 	d.say("%s and %s are ready", plural(d.relays, "relay"), plural(d.workers, "worker"))
 
-	t := trial{demo: d, db: db, broker: b, fleet: f, config: p.config}
+	t := trial{demo: d, db: db, broker: b, fleet: f, config: p.config, poll: 100 * time.Millisecond}
 	r, err := t.run(ctx)
 	if err != nil {
 		return err

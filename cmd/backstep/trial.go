@@ -17,6 +17,7 @@ type trial struct {
 	broker *broker
 	fleet  *fleet
 	config config
+	poll   time.Duration // how often it is looked how many orders have ended
 }
 
 func (t *trial) run(ctx context.Context) (*result, error) {
@@ -69,15 +70,12 @@ func (t *trial) submit(ctx context.Context, orders []order) error {
 	return nil
 }
 
-// endPoll is how often it is looked how many orders have ended.
-const endPoll = 100 * time.Millisecond
-
 // awaitEnd waits until every order has ended. It fails if a process ends, or if nothing has
 // moved for too long.
 func (t *trial) awaitEnd(ctx context.Context) error {
 	bar := newProgress(t.progress, t.orders, "orders have ended")
 	defer bar.done()
-	tick := time.NewTicker(endPoll)
+	tick := time.NewTicker(t.poll)
 	defer tick.Stop()
 	stuck := time.NewTimer(t.patience)
 	defer stuck.Stop()
