@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"os"
 	"runtime"
@@ -173,12 +172,8 @@ func (b *benchmark) run(ctx context.Context, measure func(context.Context, *stat
 	if b.given, err = loadConfig(); err != nil {
 		return err
 	}
-	b.servers, err = testenv.Start(ctx, testenv.Options{
-		MySQLDSN: b.given.MySQL.DSN, AMQPURL: b.given.AMQP.URL, ManagementURL: b.given.AMQP.ManagementURL,
-		Log: slog.New(plainLog{b.progress}),
-	})
-	if err != nil {
-		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
+	if b.servers, err = startServers(ctx, b.given, b.progress); err != nil {
+		return err
 	}
 	defer func() { err = errors.Join(err, b.servers.Stop()) }()
 	for i := range b.setting.Runs {

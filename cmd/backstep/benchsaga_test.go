@@ -139,6 +139,13 @@ func TestBenchSagaPrints(t *testing.T) {
 	nothingLeft(t, o, a.stderr)
 }
 
+// TestStackOfDemoAndBench: the stack in the environment is not ignored.
+func TestStackOfDemoAndBench(t *testing.T) {
+	for _, verb := range []string{"demo", "bench relay", "bench latency", "bench saga"} {
+		newOperator(t, "TEST_STACK=nonsense").run("", strings.Fields(verb)...).want(exitFailed, `TEST_STACK is "nonsense"`)
+	}
+}
+
 func TestBenchSagaStops(t *testing.T) {
 	for _, tt := range []struct{ name, orders, seconds, moment string }{
 		{"ceilings", "50000", "0", "ceilings, in database"},

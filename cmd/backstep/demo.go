@@ -105,16 +105,9 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	o, err := testenv.Options{
-		MySQLDSN: given.MySQL.DSN, AMQPURL: given.AMQP.URL, ManagementURL: given.AMQP.ManagementURL,
-		Log: slog.New(plainLog{d.progress}),
-	}.StackFromEnvironment()
+	servers, err := startServers(ctx, given, d.progress)
 	if err != nil {
 		return err
-	}
-	servers, err := testenv.Start(ctx, o)
-	if err != nil {
-		return fmt.Errorf("start MySQL and RabbitMQ: %w", err)
 	}
 	defer func() { err = errors.Join(err, servers.Stop()) }()
 	p, err := newPlace(ctx, "demo", servers, given)
@@ -124,6 +117,23 @@ func (d *demo) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, p.drop()) }()
 	d.say("database and virtual host are %s", p.name)
 	return d.inPlace(ctx, p, programs)
+}
+
+// startServers returns servers for a demo or a benchmark: those that are given, else ones of
+// its own, of the stack that the environment names.
+func startServers(ctx context.Context, given config, progress io.Writer) (*testenv.Servers, error) {
+	o, err := testenv.Options{
+		MySQLDSN: given.MySQL.DSN, AMQPURL: given.AMQP.URL, ManagementURL: given.AMQP.ManagementURL,
+		Log: slog.New(plainLog{progress}),
+	}.StackFromEnvironment()
+	if err != nil {
+		return nil, err
+	}
+	servers, err := testenv.Start(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("start MySQL and RabbitMQ: %w", err)
+	}
+	return servers, nil
 }
 
 // siblings finds programs of ours next to this one.
