@@ -8,4 +8,6 @@ var (
 	// ErrInvalid means a message cannot be stored: its id, key, destination or headers are not
 	// what AMQP can carry.
 	ErrInvalid = errors.New("outbox: invalid message")
+	// ErrNoRow means there is no outbox row of that id, or not any more.
+	ErrNoRow = errors.New("outbox: no such row")
 )

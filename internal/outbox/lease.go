@@ -29,7 +29,7 @@ type leases struct {
 
 	mu      sync.Mutex // guards what follows; never held during I/O
 	held    map[int]lease
-	giveUp  map[int]bool // surplus: no new work of it; released when nothing is in flight
+	giveUp  map[int]bool // surplus or recalled: no new work of it; released when nothing is in flight
 	changed chan struct{}
 
 	// turn is held by one renewal or release at a time: what a renewal has read before a
@@ -104,13 +104,13 @@ UPDATE outbox_shards
 
 	releaseShardSQL = `
 UPDATE outbox_shards
-   SET owner = NULL, leased_until = NULL, renewals = renewals + 1
+   SET owner = NULL, leased_until = NULL, renewals = renewals + 1, recalled = FALSE
  WHERE shard = ?
    AND owner = ?`
 
 	releaseAllSQL = `
 UPDATE outbox_shards
-   SET owner = NULL, leased_until = NULL, renewals = renewals + 1
+   SET owner = NULL, leased_until = NULL, renewals = renewals + 1, recalled = FALSE
  WHERE owner = ?`
 
 	leaveSQL = `DELETE FROM relay_members WHERE relay_id = ?`

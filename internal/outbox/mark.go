@@ -9,13 +9,14 @@ import (
 	"backstep/internal/sqltx"
 )
 
-// A mark is guarded by status and generation, so that it does not undo what an operator did
-// meanwhile. It is not guarded by the lease: what was confirmed was confirmed. The primary
-// key is forced: by an index on status it would wait for rows others are inserting.
+// A mark is guarded by generation, so that it does not undo what an operator did meanwhile. It
+// is not guarded by the lease, and takes rows that somebody parked under this generation as
+// well: what was confirmed was confirmed. The primary key is forced: by an index on status it
+// would wait for rows others are inserting.
 const markPublishedSQL = `
 UPDATE outbox_events FORCE INDEX (PRIMARY)
    SET status = 'PUBLISHED', published_at = NOW(6), last_error = NULL, next_attempt_at = NULL
- WHERE status = 'PENDING'
+ WHERE status IN ('PENDING', 'PARKED')
    AND generation = ?
    AND id IN (`
 
@@ -23,7 +24,7 @@ UPDATE outbox_events FORCE INDEX (PRIMARY)
 const deletePublishedSQL = `
 DELETE e
   FROM outbox_events e FORCE INDEX (PRIMARY)
- WHERE e.status = 'PENDING'
+ WHERE e.status IN ('PENDING', 'PARKED')
    AND e.generation = ?
    AND e.id IN (`
 

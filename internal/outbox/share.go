@@ -42,18 +42,20 @@ func (l *leases) balance(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// offer gives up what is over our share, or takes back what was, and returns what is left.
+// offer gives up what is recalled or over our share, or takes back what was, and returns what
+// is left.
 func (l *leases) offer(share int) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	have := len(l.held) - len(l.giveUp)
 	for shard := range l.held {
-		if have > share && !l.giveUp[shard] {
+		recalled := l.seen.shards[shard].recalled
+		if (recalled || have > share) && !l.giveUp[shard] {
 			l.giveUp[shard] = true
 			have--
 			l.notify()
 		}
-		if have < share && l.giveUp[shard] {
+		if have < share && l.giveUp[shard] && !recalled {
 			delete(l.giveUp, shard)
 			have++
 		}

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"time"
+
+	"backstep/internal/sqltx"
 )
 
 // sighting is what this relay last saw of a counter, and since when it has not moved.
@@ -16,8 +18,9 @@ type sighting struct {
 // shard is what this relay last saw of a shard.
 type shard struct {
 	sighting
-	owner *string // nil: nobody's
-	epoch uint64
+	owner    *string // nil: nobody's
+	epoch    uint64
+	recalled bool // its owner is asked to hand it over
 }
 
 // sightings are all shards and all relays.
@@ -28,7 +31,7 @@ type sightings struct {
 }
 
 const (
-	selectShardsSQL  = `SELECT shard, owner, epoch, renewals FROM outbox_shards ORDER BY shard`
+	selectShardsSQL  = `SELECT shard, owner, epoch, renewals, recalled FROM outbox_shards ORDER BY shard`
 	selectMembersSQL = `SELECT relay_id, heartbeats FROM relay_members`
 )
 
@@ -49,7 +52,7 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 		var id int
 		var sh shard
 		var count uint64
-		if err := rows.Scan(&id, &sh.owner, &sh.epoch, &count); err != nil {
+		if err := rows.Scan(&id, &sh.owner, &sh.epoch, &count, &sh.recalled); err != nil {
 			return err
 		}
 		sh.sighting = see(s.shards[id].sighting, count)
@@ -75,8 +78,9 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	return nil
 }
 
-func scan(ctx context.Context, db *sql.DB, query string, each func(*sql.Rows) error) error {
-	rows, err := db.QueryContext(ctx, query)
+// scan runs a query and calls each for each of its rows.
+func scan(ctx context.Context, q sqltx.Querier, query string, each func(*sql.Rows) error, args ...any) error {
+	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}

@@ -10,14 +10,17 @@ import (
 const maxReasonBytes = 4096
 
 // words returns a reason fit for its column and for people.
-func words(reason string) string {
+func words(reason string) string { return clip(reason, maxReasonBytes) }
+
+// clip returns text as valid UTF-8 of about limit bytes at most.
+func clip(text string, limit int) string {
 	const cut = " …"
-	if len(reason) > maxReasonBytes {
-		end := maxReasonBytes - len(cut)
-		for end > 0 && !utf8.RuneStart(reason[end]) {
+	if len(text) > limit {
+		end := limit - len(cut)
+		for end > 0 && !utf8.RuneStart(text[end]) {
 			end--
 		}
-		reason = reason[:end] + cut
+		text = text[:end] + cut
 	}
-	return strings.ToValidUTF8(reason, "\uFFFD")
+	return strings.ToValidUTF8(text, "\uFFFD")
 }
