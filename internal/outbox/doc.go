@@ -16,7 +16,7 @@
 //	           │  ▲
 //	           │  └── nack, return: its destination is held and tried again
 //	           ├────► PARKED        unroutable for too long, or refused for ever
-//	           │
+//
 //	Requeue:   PARKED ──► PENDING; Republish: PUBLISHED ──► PENDING; a generation more
 //	Drop:      PENDING ──► PARKED ──► deleted, when no relay can have it in memory or in flight
 //

@@ -114,7 +114,8 @@ func (d Dropper) withdraw(ctx context.Context, db *sql.DB, id uint64, s *dropSta
 		if err := d.record(ctx, tx, actionWithdraw, []Item{i}, itself); err != nil {
 			return err
 		}
-		return d.Parked(ctx, tx, whole.message(i), reason)
+		m, _ := whole.message(i) // what does not decode is nobody's command
+		return d.Parked(ctx, tx, m, reason)
 	})
 }
 
@@ -193,7 +194,8 @@ func (d Dropper) delete(ctx context.Context, db *sql.DB, id uint64, s *dropState
 		if err := d.record(ctx, tx, actionDrop, []Item{i}, func(Item) any { return whole.keep(i) }); err != nil {
 			return err
 		}
-		if err := d.Parked(ctx, tx, whole.message(i), words(fmt.Sprintf("dropped by %s: %s", d.Actor, d.Reason))); err != nil {
+		m, _ := whole.message(i)
+		if err := d.Parked(ctx, tx, m, words(fmt.Sprintf("dropped by %s: %s", d.Actor, d.Reason))); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, dropSQL, id); err != nil {
@@ -233,15 +235,16 @@ func lockWhole(ctx context.Context, tx *sqltx.Tx, id uint64) (i Item, w whole, e
 	return i, w, err
 }
 
-// message returns the row's message, with as much of it as decodes, as the relay does.
-func (w *whole) message(i Item) *message.Message {
+// message returns the row's message, with as much of it as decodes, as the relay does, and
+// why the rest does not.
+func (w *whole) message(i Item) (m *message.Message, fault string) {
 	var r row
 	r.decode(w.properties, w.headers)
-	m := r.msg
+	m = &r.msg
 	m.MessageID, m.OrderingKey, m.Body = i.MessageID, i.Key, w.payload
 	m.AggregateType, m.AggregateID = string(w.aggregateType), string(w.aggregateID)
 	m.Exchange, m.RoutingKey, m.Mandatory = i.Exchange, i.RoutingKey, i.Mandatory
-	return &m
+	return m, r.fault
 }
 
 // keep returns all of a row for its audit, so that one dropped by mistake can be added again.

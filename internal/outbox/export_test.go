@@ -46,3 +46,30 @@ var ScheduleQueries = []string{nextDueSQL, selectDueSQL}
 
 // SweepSQL is the sweeper's statement.
 const SweepSQL = sweepSQL
+
+// StatsQueries are what LookAt asks of outbox_events, with the index that must serve each.
+func StatsQueries() (queries []IndexedQuery) {
+	oldest, shards := oldestQuery()
+	return []IndexedQuery{
+		{countShardsSQL, []any{"PENDING"}, "ix_outbox_relay"},
+		{countShardsSQL, []any{"PARKED"}, "ix_outbox_relay"},
+		{oldest, shards, "ix_outbox_relay"},
+		{countDestinationsSQL, []any{"PENDING", statsRows}, "ix_outbox_retention"},
+		{countDestinationsSQL, []any{"PARKED", statsRows}, "ix_outbox_retention"},
+		{rateSQL, []any{rateSeconds, rateRows}, "ix_outbox_retention"},
+	}
+}
+
+// ListQuery is what List asks for one status.
+func (f Filter) ListQuery(s Status, limit int) IndexedQuery {
+	index, _, _, _ := f.where(s)
+	query, args := f.query(itemColumnsSQL, s, s == StatusPublished, limit)
+	return IndexedQuery{query, args, index}
+}
+
+// IndexedQuery is a query and the index that must serve it.
+type IndexedQuery struct {
+	SQL   string
+	Args  []any
+	Index string
+}
