@@ -1,5 +1,5 @@
 // Command backstep is the operator's command line: schema and topology, submitting orders,
-// looking at sagas, checking every invariant, the demo, and benchmarks.
+// looking at sagas, repairing the outbox, checking every invariant, the demo, and benchmarks.
 package main
 
 import (
@@ -84,6 +84,7 @@ func newRoot() *cobra.Command {
   backstep topology apply             # exchanges, queues, policies
   backstep submit --count 10 --stock 1000
   backstep saga list --status MANUAL_ACTION
+  backstep outbox stats
   backstep verify --wait 30s`
 	root.Version = app.Version()
 	root.SilenceErrors, root.SilenceUsage = true, true
@@ -96,7 +97,7 @@ func newRoot() *cobra.Command {
 	topology.AddCommand(newTopologyApply())
 	sagas := group("saga", "Look at sagas")
 	sagas.AddCommand(newSagaList(), newSagaShow())
-	root.AddCommand(migrate, topology, newSubmit(), sagas, newVerify(), newDemo(), newBench())
+	root.AddCommand(migrate, topology, newSubmit(), sagas, newOutbox(), newVerify(), newDemo(), newBench())
 	return root
 }
 

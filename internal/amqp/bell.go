@@ -82,6 +82,18 @@ func (b *Bell) send(ctx context.Context, ch *amqp091.Channel, shards uint16) (*a
 	})
 }
 
+// RingOnce rings now, and waits until the broker has the ring: for a process that ends then.
+func (b *Bell) RingOnce(ctx context.Context, shards uint16) error {
+	ch, err := b.send(ctx, nil, shards)
+	if err != nil {
+		return fmt.Errorf("ring the doorbell: %w", err)
+	}
+	if err := ch.Close(); err != nil { // the broker answers it after what was sent before
+		return fmt.Errorf("ring the doorbell: %w", err)
+	}
+	return nil
+}
+
 // WakeQueuePrefix is how the names of the relays' doorbell queues begin.
 const WakeQueuePrefix = message.WakeExchange + "."
 

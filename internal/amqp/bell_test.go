@@ -86,6 +86,29 @@ func TestBell(t *testing.T) {
 	}
 }
 
+// A process that rings once and ends is heard.
+func TestRingOnce(t *testing.T) {
+	b := testenv.Vhost(t)
+	c := start(t, Config{URL: b.URL})
+	bell := NewBell(start(t, Config{URL: b.URL}))
+	session(t, bell.client)
+	if err := bell.RingOnce(t.Context(), 1); err == nil {
+		t.Error("no error, and no exchange")
+	}
+	declare(t, c)
+	heard := listen(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for len(heard) == 0 { // nobody may be listening yet
+		if err := bell.RingOnce(ctx, 0x8001); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := <-heard; s != 0x8001 {
+		t.Errorf("heard %016b", s)
+	}
+}
+
 // TestBellWithTheRightsOfAWorkerAndARelay and no more.
 func TestBellRights(t *testing.T) {
 	b := testenv.Vhost(t)
