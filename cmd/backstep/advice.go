@@ -40,7 +40,7 @@ func placeAdvice(d saga.Detail, p outbox.Place) string {
 	case "PARKED":
 		return fmt.Sprintf("The relay could not publish %s to %s %s and parked it: %s", what, p.Exchange, p.RoutingKey, p.LastError)
 	case "PENDING":
-		s := fmt.Sprintf("The message has waited for a relay for %s. Is one running (table outbox_shards shows who owns what), and does it reach the broker?", short(p.Age))
+		s := fmt.Sprintf("The message has waited for a relay for %s. Is one running (backstep outbox relays), and does it reach the broker? See backstep outbox show %s", short(p.Age), quote(d.CommandID))
 		if p.LastError != "" {
 			s += " The broker refused it: " + p.LastError
 		}
@@ -64,11 +64,17 @@ func manualAdvice(d saga.Detail, places []outbox.Place) []string {
 			"Put right by hand what is named above. There is no command yet that moves the saga on from here.",
 		}
 	}
+	if len(places) == 0 {
+		return []string{
+			"It needs somebody: the message it awaits is in no table. It was dropped, or published longer ago than rows are kept: backstep outbox show " + quote(d.CommandID),
+			"There is no command yet that moves the saga on from here.",
+		}
+	}
 	lines := []string{"It needs somebody: the message it awaits was parked. Cure the cause named above; the message then moves the saga on:"}
 	for _, p := range places {
 		switch {
 		case p.Status == "PARKED":
-			lines = append(lines, fmt.Sprintf("  Its outbox row is PARKED: the relay publishes it to %s %s when its status is PENDING again and its generation is one more.", p.Exchange, p.RoutingKey))
+			lines = append(lines, fmt.Sprintf("  Its outbox row, to %s %s, is PARKED: backstep outbox requeue %s --reason '…'", p.Exchange, p.RoutingKey, quote(d.CommandID)))
 		case p.Exchange == message.ParkedExchange:
 			lines = append(lines, fmt.Sprintf("  It is in the queue %s.parked: move it to the queue %s (management UI, queue %[1]s.parked, Move messages, with the shovel plugin).", p.RoutingKey, p.RoutingKey))
 		}

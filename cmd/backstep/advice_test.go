@@ -65,7 +65,8 @@ func TestAdvice(t *testing.T) {
 			[]outbox.Place{{Status: "PUBLISHED", Exchange: message.CommandsExchange, RoutingKey: "payment"}, {Status: "PUBLISHED", Exchange: message.ParkedExchange, RoutingKey: "payment"}},
 			"in the queue payment.parked: move it to the queue payment"},
 		{"parked by the relay", detail(saga.ManualAction, 1, "m"),
-			[]outbox.Place{{Status: "PARKED", Exchange: message.CommandsExchange, RoutingKey: "payment"}}, "outbox row is PARKED"},
+			[]outbox.Place{{Status: "PARKED", Exchange: message.CommandsExchange, RoutingKey: "payment"}}, "is PARKED: backstep outbox requeue m --reason"},
+		{"dropped", detail(saga.ManualAction, 1, "m"), nil, "in no table. It was dropped, or published longer ago than rows are kept: backstep outbox show m"},
 		{"compensation failed", detail(saga.ManualAction, 0, ""), nil, "a compensation failed for good"},
 	}
 	for _, tt := range tests {

@@ -51,7 +51,11 @@ It exits with 1 if any row was not dropped. A row that was dropped before counts
 				d.Operator = o.Operator
 				d.Parked = handlers.NewEngine(slog.New(slog.DiscardHandler)).CommandParked
 				fates, err := d.Drop(ctx, db, ids)
-				return errors.Join(err, printFates(cmd, fates, o.asJSON))
+				if err != nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "not finished: rows may be PARKED and not deleted yet; the same command goes on from there")
+					return errors.Join(printFates(cmd, fates, o.asJSON), err)
+				}
+				return printFates(cmd, fates, o.asJSON)
 			})
 		}),
 	}

@@ -37,6 +37,26 @@ func TestUsage(t *testing.T) {
 		{"saga list --status LOST", exitUsage, "RUNNING, COMPLETED"},
 		{"saga list --limit 0", exitUsage, "--limit"},
 		{"saga list", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
+		{"outbox", exitUsage, "Usage:"},
+		{"outbox bogus", exitUsage, `unknown command "bogus" for backstep outbox`},
+		{"outbox list --status LOST", exitUsage, "PENDING, PARKED, PUBLISHED"},
+		{"outbox list --max 0", exitUsage, "--max"},
+		{"outbox list --since yesterday", exitUsage, "neither an age such as 90m nor a time"},
+		{"outbox list --since -1h", exitUsage, "it must be positive"},
+		{"outbox show", exitUsage, "accepts 1 arg"},
+		{"outbox show 1 --body --json", exitUsage, "do not go together"},
+		{"outbox stats --interval 0s", exitUsage, "--interval"},
+		{"outbox requeue --reason x", exitUsage, "requeue needs ids, flags that choose rows, or --all"},
+		{"outbox requeue 1 --all --reason x", exitUsage, "not both"},
+		{"outbox requeue 1", exitUsage, "--reason is needed"},
+		{"outbox requeue 1 --reason x --rate 0", exitUsage, "--rate"},
+		{"outbox requeue --all --reason x --max -1", exitUsage, "--max"},
+		{"outbox drop --reason x", exitUsage, "requires at least 1 arg"},
+		{"outbox drop 1", exitUsage, "--reason is needed"},
+		{"outbox drop 1 --reason x --patience 0s", exitUsage, "--patience"},
+		{"outbox republish --reason x", exitUsage, "at least --since"},
+		{"outbox republish --since 1h", exitUsage, "--reason is needed"},
+		{"outbox relays", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
 		{"migrate up", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
 		{"topology apply", exitUsage, "BACKSTEP_AMQP_URL is not set"},
 		{"verify", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
@@ -73,7 +93,9 @@ func TestUsage(t *testing.T) {
 			a.want(tt.code, tt.says)
 		})
 	}
-	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo", "bench relay", "bench latency", "bench saga"} {
+	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo",
+		"bench relay", "bench latency", "bench saga",
+		"outbox relays", "outbox stats", "outbox list", "outbox show", "outbox requeue", "outbox drop", "outbox republish"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -67,16 +68,25 @@ func (b *Bell) Run(ctx context.Context) error {
 // send rings on ch, or on a new channel if that is closed, and returns the channel used.
 func (b *Bell) send(ctx context.Context, ch *amqp091.Channel, shards uint16) (*amqp091.Channel, error) {
 	if ch == nil || ch.IsClosed() {
-		s, err := b.client.Session(ctx)
-		if err != nil {
-			return nil, err
-		}
-		err = s.channel(ctx, func(opened *amqp091.Channel) error { ch = opened; return nil })
-		if err != nil {
+		var err error
+		if ch, err = b.open(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return ch, ch.Publish(message.WakeExchange, "", false, false, amqp091.Publishing{
+	return ch, publishRing(ch, shards)
+}
+
+func (b *Bell) open(ctx context.Context) (ch *amqp091.Channel, err error) {
+	s, err := b.client.Session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = s.channel(ctx, func(opened *amqp091.Channel) error { ch = opened; return nil })
+	return ch, err
+}
+
+func publishRing(ch *amqp091.Channel, shards uint16) error {
+	return ch.Publish(message.WakeExchange, "", false, false, amqp091.Publishing{
 		DeliveryMode: amqp091.Transient,
 		Body:         binary.BigEndian.AppendUint16(nil, shards),
 	})
@@ -84,12 +94,18 @@ func (b *Bell) send(ctx context.Context, ch *amqp091.Channel, shards uint16) (*a
 
 // RingOnce rings now, and waits until the broker has the ring: for a process that ends then.
 func (b *Bell) RingOnce(ctx context.Context, shards uint16) error {
-	ch, err := b.send(ctx, nil, shards)
+	ch, err := b.open(ctx)
 	if err != nil {
 		return fmt.Errorf("ring the doorbell: %w", err)
 	}
-	if err := ch.Close(); err != nil { // the broker answers it after what was sent before
-		return fmt.Errorf("ring the doorbell: %w", err)
+	closed := ch.NotifyClose(make(chan *amqp091.Error, 1))
+	// The broker takes them in order: a ring it refuses, it refuses before it answers the close.
+	err = errors.Join(publishRing(ch, shards), ch.Close())
+	if refused := <-closed; refused != nil {
+		err = refused
+	}
+	if err != nil {
+		return fmt.Errorf("ring the doorbell, exchange %q: %w", message.WakeExchange, err)
 	}
 	return nil
 }
