@@ -26,6 +26,8 @@ var programs = []struct {
 	{"backstep verify", []string{needsMySQL, needsAMQP}},
 	{"backstep saga list", []string{needsMySQL}},
 	{"backstep saga show x", []string{needsMySQL}},
+	{"backstep outbox list", []string{needsMySQL}},
+	{"backstep outbox drop 1 --reason x", []string{needsMySQL}},
 	{"backstep migrate up", []string{needsMySQL}},
 	{"backstep migrate status", []string{needsMySQL}},
 	{"backstep topology apply", []string{needsAMQP}},

@@ -30,7 +30,7 @@ func newOutbox() *cobra.Command {
 
 // withSchema runs fn on the database in the environment.
 func withSchema(cmd *cobra.Command, fn func(ctx context.Context, c config, db *sql.DB) error) error {
-	c, err := loadConfig()
+	c, err := loadConfig(needsMySQL)
 	if err != nil {
 		return err
 	}

@@ -254,13 +254,13 @@ func TestOutboxChanges(t *testing.T) {
 	fill(t, db)
 	run("republish", "--since", "2h", "--dry-run").want(exitOK, "2 rows would be sent again, published from")
 	rowsAre(t, db, 1, 2, 2)
-	with("republish", "--since", "30m").want(exitOK, "0 rows are sent again")
+	with("republish", "--since", "30m").want(exitOK, "0 rows sent again")
 	var again republished
 	with("republish", "--since", "2h", "--until", "30m", "--queue", "payment", "--json").want(exitOK).decode(&again)
 	if again.Republished != 1 || again.Chosen != 1 || again.Until.Sub(again.Since) != 90*time.Minute {
 		t.Errorf("republished %+v", again)
 	}
-	with("republish", "--type", "order.confirmed", "--max", "1").want(exitOK, "1 row are sent again")
+	with("republish", "--type", "order.confirmed", "--max", "1").want(exitOK, "1 row sent again")
 	rowsAre(t, db, 3, 2, 0)
 	run("show", "sent").want(exitOK, "republish by ops", "sent again", "PENDING")
 }
@@ -347,7 +347,7 @@ func TestOutboxWithSagas(t *testing.T) {
 	}
 	eventually(t, "all is published again", atRest)
 	until := again.Until.Format(time.RFC3339Nano)
-	o.run("", "outbox", "republish", "--since", "1h", "--until", until, "--reason", "the disk is gone").want(exitOK, "0 rows are sent again")
+	o.run("", "outbox", "republish", "--since", "1h", "--until", until, "--reason", "the disk is gone").want(exitOK, "0 rows sent again")
 	eventually(t, "the copies are taken from the queues", func() error {
 		for _, q := range handlers.Queues {
 			if ready, unacked := broker.Queue(t, q); ready+unacked > 0 {

@@ -101,9 +101,9 @@ func (r *republished) print(cmd *cobra.Command, asJSON bool) error {
 	case r.DryRun:
 		fmt.Fprintf(out, "%s would be sent again, %s; nothing was done (--dry-run)\n", plural(r.Chosen, "row"), window)
 	case r.Republished < r.Chosen:
-		fmt.Fprintf(out, "%s of %d are sent again, %s; the others have changed meanwhile\n", plural(r.Republished, "row"), r.Chosen, window)
+		fmt.Fprintf(out, "%s of %d sent again, %s; the others have changed meanwhile\n", plural(r.Republished, "row"), r.Chosen, window)
 	default:
-		fmt.Fprintf(out, "%s are sent again, %s\n", plural(r.Republished, "row"), window)
+		fmt.Fprintf(out, "%s sent again, %s\n", plural(r.Republished, "row"), window)
 	}
 	if r.More {
 		fmt.Fprintln(cmd.ErrOrStderr(), "there are more (--max)")
