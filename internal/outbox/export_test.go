@@ -49,11 +49,11 @@ const SweepSQL = sweepSQL
 
 // StatsQueries are what LookAt asks of outbox_events, with the index that must serve each.
 func StatsQueries() (queries []IndexedQuery) {
-	oldest, shards := oldestQuery()
+	oldest, oldestArgs := oldestQuery()
+	counts, countArgs := countQuery(StatusPending)
 	return []IndexedQuery{
-		{countShardsSQL, []any{"PENDING"}, "ix_outbox_relay"},
-		{countShardsSQL, []any{"PARKED"}, "ix_outbox_relay"},
-		{oldest, shards, "ix_outbox_relay"},
+		{counts, countArgs, "ix_outbox_relay"},
+		{oldest, oldestArgs, "ix_outbox_relay"},
 		{countDestinationsSQL, []any{"PENDING", statsRows}, "ix_outbox_retention"},
 		{countDestinationsSQL, []any{"PARKED", statsRows}, "ix_outbox_retention"},
 		{rateSQL, []any{rateSeconds, rateRows}, "ix_outbox_retention"},
