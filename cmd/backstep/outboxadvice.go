@@ -15,6 +15,11 @@ func rowAdvice(d *outbox.Detail) []string {
 		lines = append(lines, "The broker has confirmed it. To send it once more:",
 			fmt.Sprintf("  backstep outbox republish --key %s --since %s --reason '…'", quote(d.Key), quote(d.PublishedAt.UTC().Format("2006-01-02T15:04:05Z"))))
 	case outbox.StatusParked:
+		if n := len(d.Actions); n > 0 && d.Actions[n-1].Action == "withdraw" {
+			lines = append(lines, "Somebody began to drop it; no relay reads it any more. To finish that:", dropCommand(d),
+				"To send it all the same:", fmt.Sprintf("  backstep outbox requeue %d --reason '…'", d.ID))
+			break
+		}
 		lines = append(lines, "A relay has written it off, for the reason above. When that is cured:",
 			fmt.Sprintf("  backstep outbox requeue %d --reason '…'", d.ID), "If it must never be sent:", dropCommand(d))
 	default:

@@ -147,9 +147,10 @@ func dryRequeue(cmd *cobra.Command, db *sql.DB, ids []uint64, more, asJSON bool)
 	}
 	if asJSON {
 		return printJSON(cmd.OutOrStdout(), struct {
-			Chosen int  `json:"chosen"`
-			More   bool `json:"more"`
-		}{len(ids), more})
+			Chosen int      `json:"chosen"`
+			More   bool     `json:"more"`
+			IDs    []uint64 `json:"ids"`
+		}{len(ids), more, append([]uint64{}, ids...)})
 	}
 	if len(items) > 0 {
 		itemTable(cmd, items)

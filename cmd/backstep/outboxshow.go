@@ -174,7 +174,7 @@ func (s *shownRow) print(out io.Writer) {
 	}
 	fmt.Fprintln(out, "\nheaders")
 	printHeaders(out, s.detail.Message.Headers)
-	fmt.Fprintf(out, "\npayload, %d bytes\n", s.Bytes)
+	fmt.Fprintf(out, "\npayload, %s\n", plural(s.Bytes, "byte"))
 	fmt.Fprintln(out, printPayload(s.detail.Message.Body))
 	for _, a := range s.Actions {
 		fmt.Fprintf(out, "\n%s: %s by %s, because: %s", clock(a.At), a.Action, printable(a.Actor), printable(a.Reason))
