@@ -2,13 +2,18 @@ package message
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
+
+	"github.com/go-faster/jx"
 )
 
 // The outbox keeps properties and headers as JSON objects that a writer in any language can
@@ -20,162 +25,219 @@ import (
 //
 // $bytes and $text are base64; $text is a string that is not valid UTF-8.
 
-// EncodeHeaders returns h in the outbox's typed encoding. The error names the header whose
-// value AMQP cannot carry.
+// EncodeHeaders returns h in the outbox's typed encoding, sorted by name. The error names the
+// header whose value AMQP cannot carry.
 func EncodeHeaders(h Headers) ([]byte, error) {
-	v, err := encodeTable(h)
-	if err != nil {
+	var e jx.Encoder
+	if err := encodeTable(&e, h); err != nil {
 		return nil, err
 	}
-	return json.Marshal(v)
+	return e.Bytes(), nil
 }
 
 // DecodeHeaders reads what EncodeHeaders wrote. Empty input is an empty table.
 func DecodeHeaders(b []byte) (Headers, error) {
-	if len(bytes.TrimSpace(b)) == 0 {
-		return Headers{}, nil
-	}
-	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(b, &raw); err != nil {
+	h := Headers{}
+	if err := decodeObject(b, h.member); err != nil {
 		return nil, fmt.Errorf("decode headers: %w", err)
-	}
-	return decodeTable(raw)
-}
-
-func encodeTable(h Headers) (map[string]any, error) {
-	out := make(map[string]any, len(h))
-	for k, v := range h {
-		if !utf8.ValidString(k) {
-			return nil, fmt.Errorf("header name %q is not valid UTF-8", k)
-		}
-		e, err := encodeValue(v)
-		if err != nil {
-			return nil, fmt.Errorf("header %q: %w", k, err)
-		}
-		out[k] = e
-	}
-	return out, nil
-}
-
-func tagged(tag, v string) (any, error) { return map[string]string{tag: v}, nil }
-
-func encodeValue(v any) (any, error) {
-	switch v := v.(type) {
-	case nil, bool, int64:
-		return v, nil
-	case int:
-		return int64(v), nil
-	case string:
-		if utf8.ValidString(v) {
-			return v, nil
-		}
-		return tagged("$text", base64.StdEncoding.EncodeToString([]byte(v)))
-	case []byte:
-		return tagged("$bytes", base64.StdEncoding.EncodeToString(v))
-	case int8, int16, int32, uint8, uint16, uint32:
-		return tagged(fmt.Sprintf("$%T", v), fmt.Sprint(v))
-	case float32:
-		return tagged("$float32", strconv.FormatUint(uint64(math.Float32bits(v)), 16))
-	case float64:
-		return tagged("$float64", strconv.FormatFloat(v, 'g', -1, 64))
-	case time.Time:
-		return tagged("$time", v.UTC().Format(time.RFC3339Nano))
-	case Decimal:
-		return tagged("$decimal", fmt.Sprintf("%d,%d", v.Scale, v.Value))
-	case Headers:
-		t, err := encodeTable(v)
-		return map[string]any{"$table": t}, err
-	case []any:
-		list := make([]any, len(v))
-		for i := range v {
-			e, err := encodeValue(v[i])
-			if err != nil {
-				return nil, err
-			}
-			list[i] = e
-		}
-		return map[string]any{"$list": list}, nil
-	}
-	return nil, fmt.Errorf("type %T has no AMQP field type", v)
-}
-
-func decodeTable(raw map[string]json.RawMessage) (Headers, error) {
-	h := make(Headers, len(raw))
-	for k, r := range raw {
-		v, err := decodeValue(r)
-		if err != nil {
-			return nil, fmt.Errorf("header %q: %w", k, err)
-		}
-		h[k] = v
 	}
 	return h, nil
 }
 
-func decodeValue(r json.RawMessage) (any, error) {
-	r = bytes.TrimSpace(r)
-	if len(r) > 0 && r[0] == '{' {
-		return decodeTagged(r)
+// decodeObject calls member for each member of the object that b is. Empty input has none, nor
+// has null.
+func decodeObject(b []byte, member func(d *jx.Decoder, name string) error) error {
+	if len(bytes.TrimSpace(b)) == 0 {
+		return nil
 	}
-	dec := json.NewDecoder(bytes.NewReader(r))
-	dec.UseNumber()
-	var v any
-	if err := dec.Decode(&v); err != nil {
-		return nil, err
+	if !utf8.Valid(b) {
+		return errors.New("they are not valid UTF-8")
 	}
-	switch v := v.(type) {
-	case json.Number:
-		if n, err := v.Int64(); err == nil {
-			return n, nil
-		}
-		return v.Float64()
-	case []any:
-		return nil, fmt.Errorf(`a list is written {"$list":[…]}`)
+	d := jx.DecodeBytes(b)
+	var err error
+	if d.Next() == jx.Null {
+		err = d.Null()
+	} else {
+		err = eachMember(d, member)
 	}
-	return v, nil
+	if err == nil && d.Next() != jx.Invalid {
+		err = errors.New("there is more behind the object")
+	}
+	return err
 }
 
-func decodeTagged(r json.RawMessage) (any, error) {
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(r, &m); err != nil {
-		return nil, err
+func encodeTable(e *jx.Encoder, h Headers) error {
+	e.ObjStart()
+	for _, k := range slices.Sorted(maps.Keys(h)) {
+		if !utf8.ValidString(k) {
+			return fmt.Errorf("header name %q is not valid UTF-8", k)
+		}
+		e.FieldStart(k)
+		if err := encodeValue(e, h[k]); err != nil {
+			return fmt.Errorf("header %q: %w", k, err)
+		}
 	}
-	if len(m) != 1 {
-		return nil, fmt.Errorf(`an object needs exactly one member naming its type, like {"$int32":"42"}`)
+	e.ObjEnd()
+	return nil
+}
+
+func encodeTagged(e *jx.Encoder, tag, v string) {
+	e.ObjStart()
+	e.FieldStart(tag)
+	e.Str(v)
+	e.ObjEnd()
+}
+
+func encodeValue(e *jx.Encoder, v any) error {
+	switch v := v.(type) {
+	case nil:
+		e.Null()
+	case bool:
+		e.Bool(v)
+	case int64:
+		e.Int64(v)
+	case int:
+		e.Int(v)
+	case string:
+		if utf8.ValidString(v) {
+			e.Str(v)
+		} else {
+			encodeTagged(e, "$text", base64.StdEncoding.EncodeToString([]byte(v)))
+		}
+	case []byte:
+		encodeTagged(e, "$bytes", base64.StdEncoding.EncodeToString(v))
+	case int8, int16, int32, uint8, uint16, uint32:
+		encodeTagged(e, fmt.Sprintf("$%T", v), fmt.Sprint(v))
+	case float32:
+		encodeTagged(e, "$float32", strconv.FormatUint(uint64(math.Float32bits(v)), 16))
+	case float64:
+		encodeTagged(e, "$float64", strconv.FormatFloat(v, 'g', -1, 64))
+	case time.Time:
+		encodeTagged(e, "$time", v.UTC().Format(time.RFC3339Nano))
+	case Decimal:
+		encodeTagged(e, "$decimal", fmt.Sprintf("%d,%d", v.Scale, v.Value))
+	case Headers:
+		e.ObjStart()
+		e.FieldStart("$table")
+		if err := encodeTable(e, v); err != nil {
+			return err
+		}
+		e.ObjEnd()
+	case []any:
+		e.ObjStart()
+		e.FieldStart("$list")
+		e.ArrStart()
+		for i := range v {
+			if err := encodeValue(e, v[i]); err != nil {
+				return err
+			}
+		}
+		e.ArrEnd()
+		e.ObjEnd()
+	default:
+		return fmt.Errorf("type %T has no AMQP field type", v)
 	}
-	for tag, raw := range m {
+	return nil
+}
+
+func decodeTable(d *jx.Decoder) (Headers, error) {
+	h := Headers{}
+	return h, eachMember(d, h.member)
+}
+
+// eachMember calls member for each member of an object, and gives its error as it is.
+func eachMember(d *jx.Decoder, member func(d *jx.Decoder, name string) error) error {
+	members, err := d.ObjIter()
+	if err != nil {
+		return err
+	}
+	for members.Next() {
+		if err := member(d, string(members.Key())); err != nil {
+			return err
+		}
+	}
+	return members.Err()
+}
+
+// member reads the value of one header.
+func (h Headers) member(d *jx.Decoder, name string) error {
+	v, err := decodeValue(d)
+	if err != nil {
+		return fmt.Errorf("header %q: %w", name, err)
+	}
+	h[name] = v
+	return nil
+}
+
+func decodeValue(d *jx.Decoder) (any, error) {
+	switch d.Next() {
+	case jx.Null:
+		return nil, d.Null()
+	case jx.Bool:
+		return d.Bool()
+	case jx.String:
+		return d.Str()
+	case jx.Number:
+		n, err := d.Num()
+		if err != nil {
+			return nil, err
+		}
+		if i, err := strconv.ParseInt(string(n), 10, 64); err == nil {
+			return i, nil
+		}
+		return strconv.ParseFloat(string(n), 64)
+	case jx.Array:
+		return nil, errors.New(`a list is written {"$list":[…]}`)
+	case jx.Object:
+		return decodeTagged(d)
+	}
+	return nil, cmp.Or(d.Skip(), errors.New("a value is missing"))
+}
+
+func decodeTagged(d *jx.Decoder) (v any, err error) {
+	members := 0
+	oneMember := errors.New(`an object needs exactly one member naming its type, like {"$int32":"42"}`)
+	err = eachMember(d, func(d *jx.Decoder, tag string) (err error) {
+		if members++; members > 1 || len(tag) == 0 || tag[0] != '$' {
+			return oneMember
+		}
 		switch tag {
 		case "$table":
-			var t map[string]json.RawMessage
-			if err := json.Unmarshal(raw, &t); err != nil {
-				return nil, err
-			}
-			return decodeTable(t)
+			v, err = decodeTable(d)
+			return err
 		case "$list":
-			var l []json.RawMessage
-			if err := json.Unmarshal(raw, &l); err != nil {
-				return nil, err
-			}
-			list := make([]any, len(l))
-			for i := range l {
-				v, err := decodeValue(l[i])
-				if err != nil {
-					return nil, err
-				}
-				list[i] = v
-			}
-			return list, nil
+			v, err = decodeList(d)
+			return err
 		}
-		var s string
-		if err := json.Unmarshal(raw, &s); err != nil {
-			return nil, fmt.Errorf("%s: %w", tag, err)
-		}
-		v, err := decodeScalar(tag, s)
+		s, err := d.Str()
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", tag, s, err)
+			return fmt.Errorf("%s: %w", tag, err)
 		}
-		return v, nil
+		if v, err = decodeScalar(tag, s); err != nil {
+			return fmt.Errorf("%s %q: %w", tag, s, err)
+		}
+		return nil
+	})
+	if err == nil && members == 0 {
+		err = oneMember
 	}
-	panic("unreachable: one member was checked")
+	return v, err
+}
+
+func decodeList(d *jx.Decoder) (any, error) {
+	list := []any{}
+	elements, err := d.ArrIter()
+	if err != nil {
+		return nil, err
+	}
+	for elements.Next() {
+		v, err := decodeValue(d)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, elements.Err()
 }
 
 func decodeScalar(tag, s string) (any, error) {
@@ -216,68 +278,4 @@ func decodeScalar(tag, s string) (any, error) {
 		return d, err
 	}
 	return nil, fmt.Errorf("unknown type")
-}
-
-// EncodeProperties returns p in the outbox's typed encoding: the AMQP property names.
-func EncodeProperties(p Properties) ([]byte, error) {
-	h := Headers{}
-	set := func(name, v string) {
-		if v != "" {
-			h[name] = v
-		}
-	}
-	set("content_type", p.ContentType)
-	set("content_encoding", p.ContentEncoding)
-	set("correlation_id", p.CorrelationID)
-	set("reply_to", p.ReplyTo)
-	set("expiration", p.Expiration)
-	set("message_id", p.MessageID)
-	set("type", p.Type)
-	set("user_id", p.UserID)
-	set("app_id", p.AppID)
-	if p.DeliveryMode != 0 {
-		h["delivery_mode"] = int64(p.DeliveryMode)
-	}
-	if p.Priority != 0 {
-		h["priority"] = int64(p.Priority)
-	}
-	if !p.Timestamp.IsZero() {
-		h["timestamp"] = p.Timestamp
-	}
-	return EncodeHeaders(h)
-}
-
-// DecodeProperties reads what EncodeProperties wrote, or what a writer in another language
-// did: delivery_mode and priority are numbers, timestamp is {"$time":…} or Unix seconds.
-func DecodeProperties(b []byte) (Properties, error) {
-	h, err := DecodeHeaders(b)
-	if err != nil {
-		return Properties{}, fmt.Errorf("properties: %w", err)
-	}
-	p := Properties{
-		ContentType: h.String("content_type"), ContentEncoding: h.String("content_encoding"),
-		CorrelationID: h.String("correlation_id"), ReplyTo: h.String("reply_to"),
-		Expiration: h.String("expiration"), MessageID: h.String("message_id"),
-		Type: h.String("type"), UserID: h.String("user_id"), AppID: h.String("app_id"),
-	}
-	for name, dst := range map[string]*uint8{"delivery_mode": &p.DeliveryMode, "priority": &p.Priority} {
-		if _, set := h[name]; !set {
-			continue
-		}
-		n, ok := h.Int(name)
-		if !ok || n < 0 || n > 255 {
-			return Properties{}, fmt.Errorf("properties: %s %v is not a number from 0 to 255", name, h[name])
-		}
-		*dst = uint8(n)
-	}
-	switch ts := h["timestamp"].(type) {
-	case nil:
-	case time.Time:
-		p.Timestamp = ts
-	case int64:
-		p.Timestamp = time.Unix(ts, 0).UTC()
-	default:
-		return Properties{}, fmt.Errorf("properties: timestamp %v is neither {\"$time\":…} nor Unix seconds", ts)
-	}
-	return p, nil
 }

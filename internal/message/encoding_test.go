@@ -1,6 +1,8 @@
 package message
 
 import (
+	"bytes"
+	"encoding/json"
 	"math"
 	"reflect"
 	"strings"
@@ -43,6 +45,13 @@ func TestDecodeHeadersWrittenByHand(t *testing.T) {
 		{"a fraction is a float64", `{"f":0.5}`, Headers{"f": 0.5}, ""},
 		{"typed", `{"n":{"$int32":"7"}}`, Headers{"n": int32(7)}, ""},
 		{"not JSON", `{`, nil, "decode headers"},
+		{"not UTF-8", "{\"\xff\":1}", nil, "UTF-8"},
+		{"more behind it", `{} {}`, nil, "more behind"},
+		{"null", `null`, Headers{}, ""},
+		{"no value", `{"a":}`, nil, "header \"a\""},
+		{"cut off", `{"a":`, nil, "decode headers"},
+		{"two commas", `{"a":1,,"b":2}`, nil, "decode headers"},
+		{"a comma too many", `{"a":1,}`, nil, "decode headers"},
 		{"not an object", `[]`, nil, "decode headers"},
 		{"a bare list", `{"l":[1]}`, nil, "$list"},
 		{"an untyped object", `{"o":{"a":1,"b":2}}`, nil, "exactly one member"},
@@ -85,6 +94,9 @@ func FuzzDecodeHeaders(f *testing.F) {
 		h, err := DecodeHeaders(in)
 		if err != nil {
 			return
+		}
+		if len(bytes.TrimSpace(in)) > 0 && !json.Valid(in) {
+			t.Fatalf("this is no JSON and was decoded to %v", h)
 		}
 		b, err := EncodeHeaders(h)
 		if err != nil {

@@ -346,14 +346,14 @@ func TestUnreadableRowIsParked(t *testing.T) {
 	b.queue(t, "q", nil)
 	type row struct{ id, properties, headers, says string }
 	bad := []row{
-		{"p0", `{"type":`, `{}`, "unexpected end of JSON input"},
-		{"p1", `[]`, `{}`, "cannot unmarshal array"},
+		{"p0", `{"type":`, `{}`, "properties"},
+		{"p1", `[]`, `{}`, `"{" expected: unexpected byte 91 '['`},
 		{"p2", `{"priority":300}`, `{}`, "priority"},
 		{"p3", `{"timestamp":"noon"}`, `{}`, "timestamp"},
 		{"h0", `{}`, `{"a":{"$nope":"1"}}`, "unknown type"},
 		{"h1", `{}`, `{"a":[1]}`, "$list"},
 		{"h2", `{}`, `{"a":{"$int8":"300"}}`, "value out of range"},
-		{"h3", `{}`, "\xff\x00", "invalid character"},
+		{"h3", `{}`, "\xff\x00", "not valid UTF-8"},
 		{"h4", `{}`, `{"a":{"$float64":"NaN"}}`, "NaN"},
 		{"h5", `{}`, `{"` + strings.Repeat("n", 256) + `":1}`, "256 bytes"},
 		{"h6", `{}`, `{"big":"` + strings.Repeat("x", 200_000) + `"}`, "the limit is"},
