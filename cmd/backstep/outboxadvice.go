@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"backstep/internal/message"
 	"backstep/internal/outbox"
@@ -13,7 +14,9 @@ func rowAdvice(d *outbox.Detail) []string {
 	switch d.Status {
 	case outbox.StatusPublished:
 		lines = append(lines, "The broker has confirmed it. To send it once more:",
-			fmt.Sprintf("  backstep outbox republish --key %s --since %s --reason '…'", quote(d.Key), quote(d.PublishedAt.UTC().Format("2006-01-02T15:04:05Z"))))
+			// Others may have its key: the moment tells it from them.
+			fmt.Sprintf("  backstep outbox republish --key %s --since %s --until %s --reason '…'", quote(d.Key),
+				d.PublishedAt.UTC().Format(time.RFC3339Nano), d.PublishedAt.UTC().Add(time.Microsecond).Format(time.RFC3339Nano)))
 	case outbox.StatusParked:
 		if n := len(d.Actions); n > 0 && d.Actions[n-1].Action == "withdraw" {
 			lines = append(lines, "Somebody began to drop it; no relay reads it any more. To finish that:", dropCommand(d),

@@ -20,7 +20,7 @@ func TestRowAdvice(t *testing.T) {
 		d    *outbox.Detail
 		want []string
 	}{
-		{"published", row(outbox.StatusPublished, func(*outbox.Detail) {}), []string{`republish --key 'it'\''s' --since 1970-01-01T00:00:00Z`}},
+		{"published", row(outbox.StatusPublished, func(*outbox.Detail) {}), []string{`republish --key 'it'\''s' --since 1970-01-01T00:00:00Z --until 1970-01-01T00:00:00.000001Z`}},
 		{"parked", row(outbox.StatusParked, func(*outbox.Detail) {}), []string{"written it off", "requeue 7", "drop 7"}},
 		{"requeued, and parked again", row(outbox.StatusParked, func(d *outbox.Detail) { d.Actions = []outbox.Action{{Action: "withdraw"}, {Action: "requeue"}} }), []string{"written it off"}},
 		{"withdrawn", row(outbox.StatusParked, func(d *outbox.Detail) { d.Actions = []outbox.Action{{Action: "withdraw"}} }), []string{"Somebody began to drop it", "drop 7", "requeue 7"}},

@@ -49,8 +49,10 @@ func newSagaShow() *cobra.Command {
 				}
 			}
 			if errors.Is(err, saga.ErrNotFound) {
-				return fmt.Errorf("no saga has the id %q, and no order was made by a request of that id; backstep saga list shows "+
-					"the sagas there are, and the reason of a message that was parked is in orders.parked", args[0])
+				return fmt.Errorf("no saga has the id %[1]q, and no order was made by a request of that id. backstep outbox show %[2]s "+
+					"says whether it was parked, and why. Else it may still be in its queue (is a worker running?), have gone to "+
+					"no queue, or repeat an earlier request with its x-request-id. backstep saga list shows the sagas there are",
+					args[0], quote(args[0]))
 			}
 			if err != nil {
 				return err

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +18,7 @@ import (
 )
 
 // What docs/messages.md shows works as it stands there: the order typed into the management
-// UI's publish form, and the row inserted by a program in another language.
+// UI's publish form and piped to submit, and the row inserted by a program in another language.
 func TestExamplesOfTheDocs(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/messages.md")
 	if err != nil {
@@ -27,11 +29,12 @@ func TestExamplesOfTheDocs(t *testing.T) {
 	w.start("worker")
 	w.awaitQueues()
 	w.publishForm(example(t, string(doc), "json"))
+	w.pipe(example(t, string(doc), "json"))
 	if _, err := w.db.ExecContext(t.Context(), example(t, string(doc), "sql")); err != nil {
 		t.Fatal(err)
 	}
-	w.rest(2, 60*time.Second)
-	w.verify(expectation{confirmed: 2})
+	w.rest(3, 60*time.Second)
+	w.verify(expectation{confirmed: 3})
 }
 
 // example returns the first block of a language in a document.
@@ -76,5 +79,20 @@ func (w *wheel) publishForm(payload string) {
 	var routed struct{ Routed bool }
 	if err := json.Unmarshal(answer, &routed); err != nil || !routed.Routed {
 		w.t.Fatalf("the form: %s: %s (%v)", resp.Status, answer, err)
+	}
+}
+
+// pipe does what jq -c . order.json | backstep submit - does.
+func (w *wheel) pipe(order string) {
+	w.t.Helper()
+	var line bytes.Buffer
+	if err := json.Compact(&line, []byte(order)); err != nil {
+		w.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(w.t.Context(), filepath.Join(binaries, "backstep"), "submit", "-")
+	cmd.Env = append(os.Environ(), "BACKSTEP_MYSQL_DSN="+w.dsn, "BACKSTEP_AMQP_URL="+w.broker.URL)
+	cmd.Stdin = &line
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.t.Fatalf("submit: %v\n%s", err, out)
 	}
 }

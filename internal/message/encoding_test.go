@@ -129,7 +129,7 @@ func TestPropertiesSurvive(t *testing.T) {
 		got.Timestamp.Unix() != 1764417600 || got.Type != "t" {
 		t.Errorf("properties written by hand: %+v, %v", got, err)
 	}
-	for _, bad := range []string{`{"priority":256}`, `{"delivery_mode":"x"}`, `{"timestamp":true}`} {
+	for _, bad := range []string{`{"priority":256}`, `{"delivery_mode":"x"}`, `{"timestamp":true}`, `{"typo":"t"}`, `{"type":1}`} {
 		if _, err := DecodeProperties([]byte(bad)); err == nil {
 			t.Errorf("DecodeProperties(%s) gave no error", bad)
 		}

@@ -54,8 +54,8 @@ func EncodeProperties(p Properties) ([]byte, error) {
 }
 
 // DecodeProperties reads what EncodeProperties wrote, or what a writer in another language
-// did: delivery_mode and priority are numbers, timestamp is {"$time":…} or Unix seconds. Names
-// that are no properties are left out.
+// did: delivery_mode and priority are numbers, timestamp is {"$time":…} or Unix seconds. A name
+// that is no property is an error: most likely it is a misspelt one.
 func DecodeProperties(b []byte) (Properties, error) {
 	var p Properties
 	err := decodeObject(b, func(d *jx.Decoder, name string) error {
@@ -107,6 +107,7 @@ func (p *Properties) set(name string, v any) error {
 		default:
 			return fmt.Errorf("%s %v is not text", name, v)
 		}
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%q is no property", name)
 }

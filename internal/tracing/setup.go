@@ -3,6 +3,7 @@ package tracing
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"go.opentelemetry.io/contrib/exporters/autoexport"
@@ -32,6 +33,10 @@ func Setup(ctx context.Context, service, version string) (stop func(context.Cont
 	}
 	provider := trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(res))
 	otel.SetTracerProvider(provider)
+	// Its own handler says it in plain text, as if nothing were wrong.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		slog.Warn("traces not sent; see OTEL_EXPORTER_OTLP_ENDPOINT", "error", err)
+	}))
 	return provider.Shutdown, nil
 }
 
