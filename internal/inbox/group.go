@@ -138,6 +138,10 @@ func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error)
 			g.lost = 0
 			return []*group{g}, nil
 		}
+		if errors.Is(err, sqltx.ErrNotBegun) && class == sqltx.Lost { // it is nobody's fault here
+			sleep(ctx, lostPause)
+			return []*group{g}, nil
+		}
 		if g.lost++; class != sqltx.Canceled && g.lost < g.maxLost() {
 			sleep(ctx, lostPause)
 			return []*group{g}, nil

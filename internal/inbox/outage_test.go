@@ -386,3 +386,43 @@ func TestReadOnlyAndRestart(t *testing.T) {
 	}
 	equal(t, "faults", b.faults, []string(nil))
 }
+
+// P5: an account that cannot log in for a while, as while its password is being changed, is an
+// outage like any other, whatever number the server gives it.
+func TestAccountIsLocked(t *testing.T) {
+	t.Parallel()
+	dsn := testenv.Database(t)
+	root := open(t, dsn)
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := cfg.DBName // nobody else has this name
+	exec(t, root, `CREATE USER '`+user+`'@'%' IDENTIFIED BY 'secret'`)
+	t.Cleanup(func() {
+		if _, err := root.ExecContext(context.Background(), `DROP USER '`+user+`'@'%'`); err != nil {
+			t.Error(err)
+		}
+	})
+	exec(t, root, `GRANT ALL ON `+cfg.DBName+`.* TO '`+user+`'@'%'`)
+	cfg.User, cfg.Passwd = user, "secret"
+	db, err := sqltx.Open(cfg.FormatDSN(), sqltx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	db.SetMaxIdleConns(0) // each transaction logs in anew
+	h := &effects{}
+	msgs := newMsgs(20)
+	b := newBroker("q", msgs[0])
+	l := run(t, db, b, Config{Queue: "q", Handler: h, Batch: 4, RetryBase: time.Hour, RetryMax: time.Hour})
+	eventually(t, "the lane works", b.settled(1))
+	exec(t, root, `ALTER USER '`+user+`'@'%' ACCOUNT LOCK`)
+	b.put(msgs[1:]...)
+	eventually(t, "deliveries are held", func() bool { return l.logged("database away; holding deliveries") > 0 })
+	exec(t, root, `ALTER USER '`+user+`'@'%' ACCOUNT UNLOCK`)
+	eventually(t, "all are acked", b.settled(20))
+	if s := l.stats.Snapshot(); s.Done != 20 || s.Parked+s.Retried != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}

@@ -15,6 +15,9 @@ var (
 	// ErrOutcomeUnknown means the connection was lost during COMMIT: the transaction may have
 	// happened or not.
 	ErrOutcomeUnknown = errors.New("sqltx: outcome of COMMIT unknown")
+	// ErrNotBegun means that no transaction could be begun, whatever the server said: nothing has
+	// happened, and what was to be done in it is not to blame.
+	ErrNotBegun = errors.New("sqltx: no transaction could be begun")
 	// ErrEnded means a statement was refused because the server had already ended the
 	// transaction (a deadlock): sent all the same, it would have committed by itself.
 	ErrEnded = errors.New("sqltx: transaction already ended by the server")
@@ -55,6 +58,7 @@ var classes = map[uint16]Class{
 	1020: Conflict, // ER_CHECKREAD: MariaDB, innodb_snapshot_isolation
 
 	1040: Lost, // ER_CON_COUNT_ERROR
+	1047: Lost, // ER_UNKNOWN_COM_ERROR: a Galera node that is not ready
 	1053: Lost, // ER_SERVER_SHUTDOWN
 	1129: Lost, // ER_HOST_IS_BLOCKED
 	1203: Lost, // ER_TOO_MANY_USER_CONNECTIONS
@@ -63,6 +67,7 @@ var classes = map[uint16]Class{
 	1927: Lost, // ER_CONNECTION_KILLED (MariaDB)
 	2006: Lost, // CR_SERVER_GONE_ERROR
 	2013: Lost, // CR_SERVER_LOST
+	3032: Lost, // ER_SERVER_OFFLINE_MODE
 	3169: Lost, // ER_SESSION_WAS_KILLED
 	4031: Lost, // ER_CLIENT_INTERACTION_TIMEOUT
 
@@ -88,6 +93,12 @@ var classes = map[uint16]Class{
 func Classify(err error) Class {
 	if err == nil {
 		return None
+	}
+	if errors.Is(err, ErrNotBegun) {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return Canceled
+		}
+		return Lost // a wrong password, say: somebody is changing it
 	}
 	if me, ok := errors.AsType[*mysql.MySQLError](err); ok {
 		if c, ok := classes[me.Number]; ok {

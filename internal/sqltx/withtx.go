@@ -33,14 +33,14 @@ func WithTx(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx
 func Once(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx) error) (err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to MySQL: %w", err)
+		return fmt.Errorf("%w: connect to MySQL: %w", ErrNotBegun, err)
 	}
 	defer conn.Close() //nolint:errcheck // hands it back to the pool; a broken one is dropped there
 	// The statements of fn end with ctx; the transaction itself does not, or database/sql would
 	// roll it back behind our back and COMMIT could not be told from it.
 	tx, err := conn.BeginTx(context.WithoutCancel(ctx), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
-		return fmt.Errorf("begin transaction: %w", err)
+		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
 	done := false
 	defer func() {
