@@ -52,7 +52,21 @@ SELECT sku
  ORDER BY sku
    FOR UPDATE`
 
+// lockSKUs locks rows in the order of skus, which is sorted.
 func lockSKUs(ctx context.Context, tx *sqltx.Tx, skus []string) error {
+	for some := range slices.Chunk(skus, maxIn) {
+		if err := lockSome(ctx, tx, some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxIn is how many SKUs go into one IN (…). From 1000 on MariaDB joins a table of them instead
+// (in_predicate_conversion_threshold), by a full scan that also waits for rows nobody asked for.
+const maxIn = 900
+
+func lockSome(ctx context.Context, tx *sqltx.Tx, skus []string) error {
 	rows, err := tx.Query(ctx, fmt.Sprintf(lockSKUsSQL, sqltx.Placeholders(len(skus))), binary(skus)...)
 	if err != nil {
 		return fmt.Errorf("lock %d SKUs: %w", len(skus), err)
@@ -93,21 +107,30 @@ const selectStockSQL = `SELECT sku, %s FROM inventory WHERE sku IN (%s)`
 // stock returns how much there is in a column, of the SKUs that are known. The engine has
 // locked their rows.
 func stock(ctx context.Context, tx *sqltx.Tx, in column, skus []string) (quantities, error) {
+	found := quantities{}
+	for some := range slices.Chunk(skus, maxIn) {
+		if err := found.read(ctx, tx, in, some); err != nil {
+			return nil, fmt.Errorf("read stock of %d SKUs: %w", len(some), err)
+		}
+	}
+	return found, nil
+}
+
+func (q quantities) read(ctx context.Context, tx *sqltx.Tx, in column, skus []string) error {
 	rows, err := tx.Query(ctx, fmt.Sprintf(selectStockSQL, in, sqltx.Placeholders(len(skus))), binary(skus)...)
 	if err != nil {
-		return nil, fmt.Errorf("read stock of %d SKUs: %w", len(skus), err)
+		return err
 	}
 	defer rows.Close()
-	found := quantities{}
 	for rows.Next() {
 		var sku []byte
 		var n int64
 		if err := rows.Scan(&sku, &n); err != nil {
-			return nil, fmt.Errorf("read stock: %w", err)
+			return err
 		}
-		found[string(sku)] = n
+		q[string(sku)] = n
 	}
-	return found, rows.Err()
+	return rows.Err()
 }
 
 // take takes the lines of one order, all or none. It returns the first line of which there is
@@ -150,8 +173,12 @@ func moveStock(ctx context.Context, tx *sqltx.Tx, from, to column, moved quantit
 	if err != nil {
 		return fmt.Errorf("move %d SKUs from %s to %s: %w", len(moved), from, to, err)
 	}
-	if n, err := res.RowsAffected(); err != nil || n != int64(len(moved)) {
-		return fmt.Errorf("move %d SKUs from %s to %s: %d moved, %w", len(moved), from, to, n, err)
+	n, err := res.RowsAffected()
+	if err == nil && n != int64(len(moved)) {
+		err = fmt.Errorf("%w: %d changed", errUnchanged, n)
+	}
+	if err != nil {
+		return fmt.Errorf("move %d SKUs from %s to %s: %w", len(moved), from, to, err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"backstep/internal/sqltx"
@@ -28,8 +29,8 @@ DELETE e
    AND e.generation = ?
    AND e.id IN (`
 
-// markPublished marks rows, or deletes them, with one UPDATE for each generation among them; there is one
-// unless an operator has requeued something. Each is a transaction of its own: that is one
+// markPublished marks rows, or deletes them, with one statement for up to maxMark of a
+// generation; there is one generation unless an operator has requeued something. Each is a transaction of its own: that is one
 // round trip instead of four, and ctx can end it wherever it is. Repeating it is harmless,
 // whatever became of it: the guard makes it a no-op.
 func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
@@ -41,14 +42,20 @@ func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
 	for _, row := range rows {
 		byGeneration[row.generation] = append(byGeneration[row.generation], row.id)
 	}
-	for generation, ids := range byGeneration {
-		list := sqltx.Placeholders(len(ids)) + ")"
-		if _, err := r.db.ExecContext(ctx, query+list, append([]any{generation}, ids...)...); err != nil {
-			return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
+	for generation, all := range byGeneration {
+		for ids := range slices.Chunk(all, maxMark) {
+			list := sqltx.Placeholders(len(ids)) + ")"
+			if _, err := r.db.ExecContext(ctx, query+list, append([]any{generation}, ids...)...); err != nil {
+				return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
+			}
 		}
 	}
 	return nil
 }
+
+// maxMark is how many ids go into one statement. From 1000 on MariaDB makes a table of them and
+// joins it (in_predicate_conversion_threshold): by a full scan, which waits for every writer.
+const maxMark = 900
 
 // Refusals and parks are decisions of the shard's owner alone: the lease's epoch is checked
 // in the same statement.

@@ -1,9 +1,12 @@
 package outbox_test
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"backstep/internal/message"
 	"backstep/internal/outbox"
 )
 
@@ -59,5 +62,37 @@ func TestDeletePublished(t *testing.T) {
 	eventually(t, "published rows are gone", func() bool { return number(t, db, `SELECT COUNT(*) FROM outbox_events`) == 1 })
 	if id := text(t, db, `SELECT message_id FROM outbox_events WHERE status = 'PENDING'`); id != "m1" {
 		t.Errorf("the row left is %s, want m1", id)
+	}
+}
+
+// Writers whose transactions are open do not hold up the marks of others' rows, however many
+// rows are marked at once.
+func TestMarksWaitForNoWriter(t *testing.T) {
+	for name, cfg := range map[string]outbox.Config{"mark": {}, "delete": {DeletePublished: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, f := database(t), &fake{}
+			const n = 3_000
+			add(t, db, commands("q", names("m", n))...)
+			writer, err := db.BeginTx(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer writer.Rollback() //nolint:errcheck // it is open to the end of the test
+			exec(t, writer, insertForeignSQL, "open", "{}", "{}", "{}")
+			var held sync.WaitGroup
+			held.Add(1)
+			var answered atomic.Int64
+			f.PublishFunc = func(c *fakeChannel, tag uint64, m *message.Message) error {
+				if answered.Add(1) == n { // so that one mark has them all
+					held.Done()
+				}
+				go func() { held.Wait(); c.answer(tag, message.Confirmed, "") }()
+				return nil
+			}
+			cfg.Window, cfg.Page = n, n
+			start(t, db, f, cfg)
+			eventually(t, "all rows are marked", func() bool { return having(t, db, "PENDING") == 0 })
+		})
 	}
 }
