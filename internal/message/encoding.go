@@ -6,10 +6,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -60,10 +62,13 @@ func decodeObject(b []byte, member func(d *jx.Decoder, name string) error) error
 	} else {
 		err = eachMember(d, member)
 	}
-	if err == nil && d.Next() != jx.Invalid {
-		err = errors.New("there is more behind the object")
+	if err != nil {
+		return err
 	}
-	return err
+	if !errors.Is(d.Skip(), io.EOF) {
+		return errors.New("there is more behind the object")
+	}
+	return nil
 }
 
 func encodeTable(e *jx.Encoder, h Headers) error {
@@ -113,7 +118,7 @@ func encodeValue(e *jx.Encoder, v any) error {
 	case float64:
 		encodeTagged(e, "$float64", strconv.FormatFloat(v, 'g', -1, 64))
 	case time.Time:
-		encodeTagged(e, "$time", v.UTC().Format(time.RFC3339Nano))
+		encodeTagged(e, "$time", encodeTime(v))
 	case Decimal:
 		encodeTagged(e, "$decimal", fmt.Sprintf("%d,%d", v.Scale, v.Value))
 	case Headers:
@@ -271,11 +276,34 @@ func decodeScalar(tag, s string) (any, error) {
 	case "$float64":
 		return strconv.ParseFloat(s, 64)
 	case "$time":
-		return time.Parse(time.RFC3339Nano, s)
+		return decodeTime(s)
 	case "$decimal":
-		var d Decimal
-		_, err := fmt.Sscanf(s, "%d,%d", &d.Scale, &d.Value)
-		return d, err
+		scale, value, _ := strings.Cut(s, ",")
+		n, err := strconv.ParseUint(scale, 10, 8)
+		if err != nil {
+			return nil, err
+		}
+		v, err := strconv.ParseInt(value, 10, 32)
+		return Decimal{Scale: uint8(n), Value: int32(v)}, err
 	}
 	return nil, fmt.Errorf("unknown type")
+}
+
+// encodeTime writes years that RFC 3339 has not as @ and Unix seconds: an AMQP timestamp is any
+// 64 bits, and a client that sends milliseconds is in year 58,000.
+func encodeTime(t time.Time) string {
+	s := t.UTC().Format(time.RFC3339Nano)
+	if back, err := time.Parse(time.RFC3339Nano, s); err == nil && back.Equal(t) {
+		return s
+	}
+	return "@" + strconv.FormatInt(t.Unix(), 10)
+}
+
+func decodeTime(s string) (time.Time, error) {
+	seconds, ok := strings.CutPrefix(s, "@")
+	if !ok {
+		return time.Parse(time.RFC3339Nano, s)
+	}
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	return time.Unix(n, 0).UTC(), err
 }

@@ -47,6 +47,14 @@ func TestDecodeHeadersWrittenByHand(t *testing.T) {
 		{"not JSON", `{`, nil, "decode headers"},
 		{"not UTF-8", "{\"\xff\":1}", nil, "UTF-8"},
 		{"more behind it", `{} {}`, nil, "more behind"},
+		{"garbage behind it", `{} x`, nil, "more behind"},
+		{"a brace behind it", `{"a":1}}`, nil, "more behind"},
+		{"a comma behind it", `{},`, nil, "more behind"},
+		{"a NUL behind it", "{}\x00", nil, "more behind"},
+		{"garbage behind null", `nullx`, nil, "more behind"},
+		{"a quote behind it", `{}"`, nil, "more behind"},
+		{"space behind it", " {} \n", Headers{}, ""},
+		{"garbage in a decimal", `{"d":{"$decimal":"2,1999abc"}}`, nil, "header \"d\""},
 		{"null", `null`, Headers{}, ""},
 		{"no value", `{"a":}`, nil, "header \"a\""},
 		{"cut off", `{"a":`, nil, "decode headers"},
@@ -71,6 +79,21 @@ func TestDecodeHeadersWrittenByHand(t *testing.T) {
 				t.Errorf("DecodeHeaders(%s) = %#v, %v, want %#v", tt.in, got, err, tt.want)
 			}
 		})
+	}
+}
+
+// An AMQP timestamp is any 64 bits of seconds.
+func TestAnyTimeSurvives(t *testing.T) {
+	for _, n := range []int64{0, -1, 1e12, -1e12, 1 << 62, -1 << 62, 253402300799, 253402300800, -62167219200, -62167219201} {
+		want := time.Unix(n, 0).UTC()
+		b, err := EncodeHeaders(Headers{"t": want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := DecodeHeaders(b)
+		if at, ok := got["t"].(time.Time); err != nil || !ok || at.Unix() != n {
+			t.Errorf("%d became %s and then %v, %v", n, b, got["t"], err)
+		}
 	}
 }
 
