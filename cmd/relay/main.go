@@ -141,6 +141,9 @@ func (c *config) sweeps(db *sql.DB) []func(ctx context.Context) (int64, error) {
 func sweep(ctx context.Context, relay *outbox.Relay, log *slog.Logger, sweeps []func(ctx context.Context) (int64, error)) {
 	for {
 		wait := sweepPause
+		if !relay.Leads() {
+			wait = time.Second // it may be about to
+		}
 		for _, batch := range sweeps {
 			if !relay.Leads() {
 				break
