@@ -52,6 +52,15 @@ func TestDemo(t *testing.T) {
 	nothingLeft(t, o, a.stderr)
 }
 
+// Whoever names a stack while servers are given would otherwise believe that it was used.
+func TestStackOfGivenServers(t *testing.T) {
+	for _, args := range [][]string{{"demo"}, {"bench", "latency"}} {
+		o := newDemoOperator(t)
+		o.env = append(o.env, "TEST_STACK=current")
+		o.run("", args...).want(exitFailed, "TEST_STACK", "BACKSTEP_MYSQL_DSN")
+	}
+}
+
 // TestDemoStops in every way, and nothing of it stays.
 func TestDemoStops(t *testing.T) {
 	t.Run("Ctrl-C while it runs", func(t *testing.T) {
