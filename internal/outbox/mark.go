@@ -53,7 +53,7 @@ func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
 	return nil
 }
 
-// maxMark is how many ids go into one statement. From 1000 on MariaDB makes a table of them and
+// maxMark is how many ids go into one list. From 1000 on MariaDB makes a table of them and
 // joins it (in_predicate_conversion_threshold): by a full scan, which waits for every writer.
 const maxMark = 900
 
