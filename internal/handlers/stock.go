@@ -54,7 +54,7 @@ SELECT sku
 
 // lockSKUs locks rows in the order of skus, which is sorted.
 func lockSKUs(ctx context.Context, tx *sqltx.Tx, skus []string) error {
-	for some := range slices.Chunk(skus, maxIn) {
+	for some := range slices.Chunk(skus, sqltx.MaxIn) {
 		if err := lockSome(ctx, tx, some); err != nil {
 			return err
 		}
@@ -62,12 +62,8 @@ func lockSKUs(ctx context.Context, tx *sqltx.Tx, skus []string) error {
 	return nil
 }
 
-// maxIn is how many SKUs go into one IN (…). From 1000 on MariaDB joins a table of them instead
-// (in_predicate_conversion_threshold), by a full scan that also waits for rows nobody asked for.
-const maxIn = 900
-
 func lockSome(ctx context.Context, tx *sqltx.Tx, skus []string) error {
-	rows, err := tx.Query(ctx, fmt.Sprintf(lockSKUsSQL, sqltx.Placeholders(len(skus))), binary(skus)...)
+	rows, err := tx.Query(ctx, fmt.Sprintf(lockSKUsSQL, sqltx.Placeholders(len(skus))), sqltx.Binary(skus)...)
 	if err != nil {
 		return fmt.Errorf("lock %d SKUs: %w", len(skus), err)
 	}
@@ -79,15 +75,6 @@ func lockSome(ctx context.Context, tx *sqltx.Tx, skus []string) error {
 		}
 	}
 	return rows.Err()
-}
-
-// binary makes arguments for VARBINARY columns.
-func binary(ss []string) []any {
-	args := make([]any, len(ss))
-	for i, s := range ss {
-		args[i] = []byte(s)
-	}
-	return args
 }
 
 // quantities are pieces by SKU.
@@ -108,7 +95,7 @@ const selectStockSQL = `SELECT sku, %s FROM inventory WHERE sku IN (%s)`
 // locked their rows.
 func stock(ctx context.Context, tx *sqltx.Tx, in column, skus []string) (quantities, error) {
 	found := quantities{}
-	for some := range slices.Chunk(skus, maxIn) {
+	for some := range slices.Chunk(skus, sqltx.MaxIn) {
 		if err := found.read(ctx, tx, in, some); err != nil {
 			return nil, fmt.Errorf("read stock of %d SKUs: %w", len(some), err)
 		}
@@ -117,7 +104,7 @@ func stock(ctx context.Context, tx *sqltx.Tx, in column, skus []string) (quantit
 }
 
 func (q quantities) read(ctx context.Context, tx *sqltx.Tx, in column, skus []string) error {
-	rows, err := tx.Query(ctx, fmt.Sprintf(selectStockSQL, in, sqltx.Placeholders(len(skus))), binary(skus)...)
+	rows, err := tx.Query(ctx, fmt.Sprintf(selectStockSQL, in, sqltx.Placeholders(len(skus))), sqltx.Binary(skus)...)
 	if err != nil {
 		return err
 	}

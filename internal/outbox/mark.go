@@ -29,7 +29,7 @@ DELETE e
    AND e.generation = ?
    AND e.id IN (`
 
-// markPublished marks rows, or deletes them, with one statement for up to maxMark of a
+// markPublished marks rows, or deletes them, with one statement for up to sqltx.MaxIn of a
 // generation; there is one generation unless an operator has requeued something. Each is a transaction of its own: that is one
 // round trip instead of four, and ctx can end it wherever it is. Repeating it is harmless,
 // whatever became of it: the guard makes it a no-op.
@@ -43,7 +43,7 @@ func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
 		byGeneration[row.generation] = append(byGeneration[row.generation], row.id)
 	}
 	for generation, all := range byGeneration {
-		for ids := range slices.Chunk(all, maxMark) {
+		for ids := range slices.Chunk(all, sqltx.MaxIn) {
 			list := sqltx.Placeholders(len(ids)) + ")"
 			if _, err := r.db.ExecContext(ctx, query+list, append([]any{generation}, ids...)...); err != nil {
 				return fmt.Errorf("mark %d outbox rows published: %w", len(ids), err)
@@ -52,10 +52,6 @@ func (r *Relay) markPublished(ctx context.Context, rows []*row) error {
 	}
 	return nil
 }
-
-// maxMark is how many ids go into one statement. From 1000 on MariaDB makes a table of them and
-// joins it (in_predicate_conversion_threshold): by a full scan, which waits for every writer.
-const maxMark = 900
 
 // Refusals and parks are decisions of the shard's owner alone: the lease's epoch is checked
 // in the same statement.

@@ -65,7 +65,7 @@ func lockInstances(ctx context.Context, tx *sqltx.Tx, ids []string) (map[string]
 	if len(ids) == 0 {
 		return out, nil
 	}
-	rows, err := tx.Query(ctx, fmt.Sprintf(lockInstancesSQL, sqltx.Placeholders(len(ids))), binary(ids)...)
+	rows, err := tx.Query(ctx, fmt.Sprintf(lockInstancesSQL, sqltx.Placeholders(len(ids))), sqltx.Binary(ids)...)
 	if err != nil {
 		return nil, fmt.Errorf("lock %d sagas: %w", len(ids), err)
 	}
@@ -86,14 +86,6 @@ func lockInstances(ctx context.Context, tx *sqltx.Tx, ids []string) (map[string]
 		return nil, fmt.Errorf("lock sagas: %w", err)
 	}
 	return out, nil
-}
-
-func binary(ss []string) []any {
-	args := make([]any, len(ss))
-	for i, s := range ss {
-		args[i] = []byte(s)
-	}
-	return args
 }
 
 // nullable returns s as VARBINARY, NULL if empty.

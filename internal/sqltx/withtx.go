@@ -91,6 +91,20 @@ func Pause(ctx context.Context, try int) error {
 	}
 }
 
+// MaxIn is how many values go into one IN (…). From 1000 on MariaDB makes a table of them and
+// joins it (in_predicate_conversion_threshold): by a full scan, which reads, locks or waits for
+// rows that nobody asked for.
+const MaxIn = 900
+
+// Binary makes arguments for VARBINARY columns.
+func Binary(ss []string) []any {
+	args := make([]any, len(ss))
+	for i, s := range ss {
+		args[i] = []byte(s)
+	}
+	return args
+}
+
 // Placeholders returns "?, ?, …" for n values.
 func Placeholders(n int) string { return repeat("?", n) }
 
