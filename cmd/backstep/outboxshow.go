@@ -190,7 +190,7 @@ func printHeaders(out io.Writer, h message.Headers) {
 	for _, name := range slices.Sorted(maps.Keys(h)) {
 		fmt.Fprintf(w, "  %s\t%s\n", printable(name), strings.ReplaceAll(printable(fmt.Sprint(h[name])), "\n", `\n`))
 	}
-	_ = w.Flush()
+	_ = w.Flush() // as above
 }
 
 // What a person wants to read of a payload.

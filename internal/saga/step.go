@@ -43,11 +43,11 @@ func Step[In, Result any](
 	return part[In, Result](s, options)
 }
 
-// BatchStep is Step for functions that handle many sagas with few statements. The rules are
-// the same, and so is what becomes of a saga: a call that is to fail gets Fail, and, if there are
-// others, nothing may have been written for it. An error that is returned says that nobody knows which is to blame:
-// all writes are undone and the calls are made one by one, so a function must also be right
-// for one call.
+// BatchStep is Step for functions that handle many sagas with few statements. The rules are the
+// same, and so is what becomes of a saga: a call that is to fail gets Fail, and, if there are
+// others, nothing may have been written for it. An error that is returned says that nobody knows
+// which is to blame: all writes are undone and the calls are made one by one, so a function must
+// also be right for one call.
 func BatchStep[In, Result any](
 	name string, queue Queue,
 	action, compensation func(ctx context.Context, tx *sqltx.Tx, calls []*Call[In, Result]) error,

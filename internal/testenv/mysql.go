@@ -83,6 +83,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysq
 		log:   filepath.Join(dir, "log"),
 		ready: func(ctx context.Context) error { return pingMySQL(ctx, cfg) },
 		command: func() *exec.Cmd {
+			// It outlives the call that starts it; stop, kill and the guard end it.
 			return r.command(context.Background(), dir, programs.server, append(options,
 				"--bind-address=127.0.0.1",
 				fmt.Sprintf("--port=%d", ports[0]),

@@ -95,6 +95,7 @@ log.console.level = warning
 		cmd.Env = env
 		return cmd
 	}
+	// A server outlives the call that starts it; stop, kill and the guard end it.
 	server := func(program string, args ...string) func() *exec.Cmd {
 		return func() *exec.Cmd { return command(context.Background(), program, args...) }
 	}
