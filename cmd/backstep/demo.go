@@ -60,17 +60,11 @@ every invariant. Then it stops and removes all it made. It exits with 1 on any d
 }
 
 func (o demoOptions) validate() error {
-	switch {
-	case o.relays < 1 || o.relays > 16:
-		return usagef("--relays is %d; it may be 1 to 16", o.relays)
-	case o.workers < 1 || o.workers > 32:
-		return usagef("--workers is %d; it may be 1 to 32", o.workers)
-	case o.orders < 1 || o.orders > 1_000_000:
-		return usagef("--orders is %d; it may be 1 to 1000000", o.orders)
-	case o.patience <= 0:
-		return usagef("--patience is %s; it must be positive", o.patience)
+	err := errors.Join(inRange("relays", o.relays, 1, 16), inRange("workers", o.workers, 1, 32), inRange("orders", o.orders, 1, 1_000_000))
+	if o.patience <= 0 {
+		err = errors.Join(err, usagef("--patience is %s; it must be positive", o.patience))
 	}
-	return nil
+	return err
 }
 
 // mix is exactly 13, 13 and 14 of 200, and in proportion otherwise.
