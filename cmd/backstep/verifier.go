@@ -45,7 +45,7 @@ func (v verifier) verify(ctx context.Context) (*findings, error) {
 }
 
 // page is how many published messages are compared with the inbox at a time.
-const page = 1000
+const page = sqltx.MaxIn
 
 // processed looks for what was published and neither processed nor parked.
 func (v verifier) processed(ctx context.Context, f *findings) error {
