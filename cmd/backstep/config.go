@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"github.com/spf13/cobra"
 
 	"backstep/internal/amqp"
 	"backstep/internal/app"
@@ -88,6 +89,27 @@ func (c config) openSchema(ctx context.Context) (*sql.DB, error) {
 		return nil, errors.Join(fmt.Errorf("database %s: %w", sqltx.Redact(c.MySQL.DSN), err), db.Close())
 	}
 	return db, nil
+}
+
+// withSchema runs a verb that needs no more than the database in the environment, with the schema.
+func withSchema(cmd *cobra.Command, fn func(ctx context.Context, c config, db *sql.DB) error) error {
+	return withDatabase(cmd, config.openSchema, fn)
+}
+
+// withDatabase is withSchema with another way to open the database.
+func withDatabase(
+	cmd *cobra.Command, open func(config, context.Context) (*sql.DB, error), fn func(ctx context.Context, c config, db *sql.DB) error,
+) error {
+	c, err := loadConfig(needsMySQL)
+	if err != nil {
+		return err
+	}
+	db, err := open(c, cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // the process ends
+	return fn(cmd.Context(), c, db)
 }
 
 // awaitSchema is openSchema, but a database that does not answer yet, or lacks migrations, is

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -26,20 +25,6 @@ func newOutbox() *cobra.Command {
 	cmd.AddCommand(newOutboxRelays(), newOutboxStats(), newOutboxList(), newOutboxShow(),
 		newOutboxRequeue(), newOutboxDrop(), newOutboxRepublish())
 	return cmd
-}
-
-// withSchema runs fn on the database in the environment.
-func withSchema(cmd *cobra.Command, fn func(ctx context.Context, c config, db *sql.DB) error) error {
-	c, err := loadConfig(needsMySQL)
-	if err != nil {
-		return err
-	}
-	db, err := c.openSchema(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer db.Close() //nolint:errcheck // the process ends
-	return fn(cmd.Context(), c, db)
 }
 
 // operatorFlags say who changes rows, and why.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -37,24 +39,17 @@ func newSagaList() *cobra.Command {
 			case f.Limit < 1:
 				return usagef("--limit is %d; it must be 1 or more", f.Limit)
 			}
-			c, err := loadConfig(needsMySQL)
-			if err != nil {
-				return err
-			}
-			db, err := c.openSchema(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer db.Close() //nolint:errcheck // the process ends
-			list, err := saga.List(cmd.Context(), db, f)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), append([]saga.Summary{}, list...))
-			}
-			printSagas(cmd, list, f.Limit)
-			return nil
+			return withSchema(cmd, func(ctx context.Context, _ config, db *sql.DB) error {
+				list, err := saga.List(ctx, db, f)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), append([]saga.Summary{}, list...))
+				}
+				printSagas(cmd, list, f.Limit)
+				return nil
+			})
 		}),
 	}
 	cmd.Flags().StringVar(&status, "status", "", "only those with this status: "+joinStatuses())

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -31,49 +33,47 @@ func newSagaShow() *cobra.Command {
   backstep saga show my-order-1    # by the id of the request that made the order`,
 		Args: cobra.ExactArgs(1),
 		RunE: verb(func(cmd *cobra.Command, args []string) error {
-			ctx := cmd.Context()
-			c, err := loadConfig(needsMySQL)
-			if err != nil {
-				return err
-			}
-			db, err := c.openSchema(ctx)
-			if err != nil {
-				return err
-			}
-			defer db.Close() //nolint:errcheck // the process ends
-			id := args[0]
-			d, err := saga.Get(ctx, db, id)
-			if errors.Is(err, saga.ErrNotFound) {
-				if id, err = handlers.SagaOf(ctx, db, id); err == nil {
-					d, err = saga.Get(ctx, db, id)
-				}
-			}
-			if errors.Is(err, saga.ErrNotFound) {
-				return fmt.Errorf("no saga has the id %[1]q, and no order was made by a request of that id. backstep outbox show %[2]s "+
-					"says whether it was parked, and why. Else it may still be in its queue (is a worker running?), have gone to "+
-					"no queue, or repeat an earlier request with its x-request-id. backstep saga list shows the sagas there are",
-					args[0], quote(args[0]))
-			}
-			if err != nil {
-				return err
-			}
-			s := shown{Detail: d}
-			if d.CommandID != "" {
-				if s.Places, err = outbox.Find(ctx, db, d.CommandID); err != nil {
+			return withSchema(cmd, func(ctx context.Context, _ config, db *sql.DB) error {
+				d, err := findSaga(ctx, db, args[0])
+				if err != nil {
 					return err
 				}
-			}
-			s.Steps = withPending(d)
-			s.Advice = advice(d, s.Places)
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), s)
-			}
-			s.print(cmd.OutOrStdout())
-			return nil
+				s := shown{Detail: d}
+				if d.CommandID != "" {
+					if s.Places, err = outbox.Find(ctx, db, d.CommandID); err != nil {
+						return err
+					}
+				}
+				s.Steps = withPending(d)
+				s.Advice = advice(d, s.Places)
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), s)
+				}
+				s.print(cmd.OutOrStdout())
+				return nil
+			})
 		}),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
 	return cmd
+}
+
+// findSaga returns the saga with this id, or the one of the order that a request of this id made.
+func findSaga(ctx context.Context, db *sql.DB, id string) (saga.Detail, error) {
+	d, err := saga.Get(ctx, db, id)
+	if errors.Is(err, saga.ErrNotFound) {
+		var of string
+		if of, err = handlers.SagaOf(ctx, db, id); err == nil {
+			d, err = saga.Get(ctx, db, of)
+		}
+	}
+	if errors.Is(err, saga.ErrNotFound) {
+		return d, fmt.Errorf("no saga has the id %[1]q, and no order was made by a request of that id. backstep outbox show %[2]s "+
+			"says whether it was parked, and why. Else it may still be in its queue (is a worker running?), have gone to "+
+			"no queue, or repeat an earlier request with its x-request-id. backstep saga list shows the sagas there are",
+			id, quote(id))
+	}
+	return d, err
 }
 
 // withPending returns the saga's steps with those of its definition that have no row yet, and
