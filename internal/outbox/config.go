@@ -30,14 +30,16 @@ type Config struct {
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 
 	Log *slog.Logger
+
+	// Only tests set these.
+	bound      int
+	stretchTTL time.Duration
+	leftOutMax int
 }
 
-// Per destination and per key, rows kept in memory while they cannot be published. The pass
-// walks on beyond them, so they delay nobody else.
-const (
-	keyBound         = 64
-	destinationBound = 64
-)
+// Per key as many rows, and per destination as many keys, are kept in memory while they cannot
+// be published. The pass walks on beyond them, so they delay nobody else.
+const bound = 64
 
 const (
 	holdMin = 100 * time.Millisecond // first wait of a destination that refused
@@ -68,6 +70,13 @@ func (c Config) withDefaults() Config {
 	def(&c.ParkAfter, 15*time.Minute)
 	def(&c.ConfirmTimeout, 30*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
+	def(&c.stretchTTL, stretchTTL)
+	if c.bound == 0 {
+		c.bound = bound
+	}
+	if c.leftOutMax == 0 {
+		c.leftOutMax = leftOutMax
+	}
 	if c.Parked == nil {
 		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
 	}

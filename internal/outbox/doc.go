@@ -24,4 +24,9 @@
 //
 // Rows hash by ordering key onto 16 shards. A relay publishes the shards it holds leases on,
 // so there is no claim to write and no row lock on the way: read, publish, mark.
+//
+// What cannot go delays nobody else. A key's rows wait in its line, one in flight at a time. A
+// destination that refused is held, and one row at a time tries it out on a channel of its own.
+// A pass over the pending rows walks on beyond what there is no room for, and the next ones jump
+// over that. What the broker says decides about a row; an outage, of whatever length, does not.
 package outbox

@@ -3,13 +3,53 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"maps"
+	"slices"
+	"time"
 )
 
 // What follows lets the tests take a relay's steps one by one.
 
 // ReadQuery is the relay's read.
 func ReadQuery(after map[int]uint64, last uint64, limit int) (string, []any) {
-	return page{after, last, limit}.query()
+	var pg page
+	for _, s := range slices.Sorted(maps.Keys(after)) {
+		pg = append(pg, span{shard: s, after: after[s], upTo: last, limit: limit})
+	}
+	return pg.query()
+}
+
+// SumQuery is how the relay looks whether what it left out of shards is as it was: of each all
+// up to an id, apart from known ones.
+func SumQuery(upTo map[int]uint64, known ...uint64) (string, []any) {
+	var parts []part
+	for _, s := range slices.Sorted(maps.Keys(upTo)) {
+		parts = append(parts, part{shard: s, upTo: upTo[s], known: known})
+	}
+	return sumQuery(parts)
+}
+
+// RowsRead, Jumps and Doubts are what the relay has counted.
+func (r *Relay) RowsRead() int { return int(r.tally.rows.Load()) }
+func (r *Relay) Jumps() int    { return int(r.tally.jumps.Load()) }
+func (r *Relay) Doubts() int   { return int(r.tally.doubts.Load()) }
+
+// WithBound returns c for a relay that keeps few rows that cannot be published.
+func (c Config) WithBound(n int) Config {
+	c.bound = n
+	return c
+}
+
+// WithStretchTTL returns c for a relay that soon reads again what it left out.
+func (c Config) WithStretchTTL(ttl time.Duration) Config {
+	c.stretchTTL = ttl
+	return c
+}
+
+// WithLeftOutMax returns c for a relay that leaves out rows of so many keys at most.
+func (c Config) WithLeftOutMax(keys int) Config {
+	c.leftOutMax = keys
+	return c
 }
 
 // FairShare is how many shards a relay should hold.

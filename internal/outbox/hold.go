@@ -58,6 +58,12 @@ func (p *pump) due(h *hold, r *row) bool {
 	return h.unroutable >= p.cfg.ParkAfter && time.Since(r.created) >= p.cfg.ParkAfter
 }
 
+// hasRoom reports whether it is worth while to read rows of the destination that were left out.
+func (h *hold) hasRoom(p *pump) bool {
+	now := p.dests[h.dest] // h may have been dropped
+	return now == nil || !now.held || len(now.lines) < p.cfg.bound/2
+}
+
 // waitFor puts a line among those that wait for h.
 func (h *hold) waitFor(ln *line) {
 	ln.place = held
@@ -84,6 +90,7 @@ func (p *pump) free(h *hold) {
 		return
 	}
 	h.held, h.wait, h.probe = false, 0, nil
+	p.poll.next = time.Time{} // rows may have been left out because of it
 	h.returned, h.unroutable = time.Time{}, 0
 	p.lift(h)
 }

@@ -14,23 +14,36 @@ type place int
 
 const (
 	nowhere place = iota // on its way to one of the others
-	ready                // its first row can be published, or is to try out its destination
+	ready                // its first row can be published
 	held                 // its first row waits for its destination
+	trying               // its first row tries out its destination, or is to
 	busy                 // a row of it is in flight, or its park is being written
 )
 
-// enqueue puts a row into its key's line, unless it is known already or there is no room
-// for it; then later rows of its key are left out too, for this pass.
-func (p *pump) enqueue(r *row) {
-	if _, ok := p.known[r.id]; ok || p.pass.skipped[r.key] {
-		return
+// stuck reports whether it is for its destination to say when the line goes on. Then it takes
+// no rows.
+func (ln *line) stuck() bool { return ln.place == held || ln.place == trying }
+
+// hasRoom reports whether it is worth while to read rows of the key that were left out.
+func (ln *line) hasRoom(p *pump) bool {
+	now := p.keys[ln.key] // ln may have been dropped
+	return now == nil || !now.stuck() && len(now.waiting) < p.cfg.bound/2
+}
+
+// enqueue puts a row into its key's line, unless there is no room for it; then later rows of
+// its key are left out too. It reports false if the pass must not go on.
+func (p *pump) enqueue(w *walk, r *row) bool {
+	if w.current != nil {
+		w.current.sum = w.current.sum.minus(sumOf(r.id))
 	}
-	ln, h := p.keys[r.key], p.dests[r.dest]
+	ln, h, b := p.keys[r.key], p.dests[r.dest], w.leftOut(r.key)
 	switch {
-	case ln != nil && (ln.place == held || len(ln.waiting) >= keyBound),
-		ln == nil && h != nil && h.held && len(h.lines) >= destinationBound:
-		p.pass.skipped[r.key] = true
-		return
+	case b != nil:
+		return p.leaveOut(w, r, b)
+	case ln != nil && (ln.stuck() || len(ln.waiting) >= p.cfg.bound):
+		return p.leaveOut(w, r, ln)
+	case ln == nil && h != nil && h.held && len(h.lines) >= p.cfg.bound:
+		return p.leaveOut(w, r, h)
 	}
 	if ln == nil {
 		ln = &line{key: r.key}
@@ -42,12 +55,12 @@ func (p *pump) enqueue(r *row) {
 	}
 	p.known[r.id] = r
 	p.load += r.load()
-	p.pass.found = true
 	ln.waiting = append(ln.waiting, r)
 	h.rows++
 	if ln.place == nowhere {
 		p.offer(ln)
 	}
+	return true
 }
 
 // offer puts a line where its first row can be published from. One without rows is dropped.
@@ -70,7 +83,7 @@ func (p *pump) offer(ln *line) {
 
 // try lets the first row of a line try out a destination that has refused.
 func (p *pump) try(ln *line) {
-	ln.place = ready
+	ln.place = trying
 	p.tries = append(p.tries, ln)
 }
 
@@ -83,10 +96,10 @@ func (p *pump) again(ln *line, r *row) {
 // abandon drops a line whose shard has changed hands since it was read. If it is ours, its
 // rows are read anew, but not by this pass: that is past some of them.
 func (p *pump) abandon(ln *line) {
-	if len(ln.waiting) > 0 && p.pass.skipped != nil {
-		p.pass.skipped[ln.key] = true
-	}
 	for _, r := range ln.waiting {
+		if w := p.walks[r.shard]; w != nil {
+			w.on = false
+		}
 		if h := p.dests[r.dest]; h.probe == ln {
 			h.probe = nil
 		}

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a test waits for what must happen.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // eventually waits until ok is true.
 func eventually(t testing.TB, what string, ok func() bool) {
@@ -281,6 +281,7 @@ func (b *broker) queue(t testing.TB, name string, args amqp091.Table) {
 type sink struct {
 	mu         sync.Mutex // guards below
 	deliveries []amqp091.Delivery
+	arrived    map[string]time.Time // the first of each id
 }
 
 // consume takes what arrives in a queue until the test ends, on a connection of its own.
@@ -298,12 +299,15 @@ func (b *broker) consume(t testing.TB, queue string) *sink {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, done := &sink{}, make(chan struct{})
+	s, done := &sink{arrived: map[string]time.Time{}}, make(chan struct{})
 	go func() {
 		defer close(done)
 		for d := range deliveries {
 			s.mu.Lock()
 			s.deliveries = append(s.deliveries, d)
+			if s.arrived[d.MessageId].IsZero() {
+				s.arrived[d.MessageId] = time.Now()
+			}
 			s.mu.Unlock()
 		}
 	}()

@@ -2,71 +2,80 @@ package outbox
 
 import (
 	"context"
-	"math"
+	"maps"
+	"slices"
 	"time"
 
 	"backstep/internal/crash"
 	"backstep/internal/message"
 )
 
-// pass is one walk over the pending rows, by id from 0. No mark outlives it: a row that
-// commits late under a low id is found by the next one.
-//
-// Each read of a pass sees what was committed meanwhile. So only the first may go beyond the
-// ids there were when it began: a later one would find a row whose predecessor, by key, has
-// committed behind its back under an id the pass is past.
-type pass struct {
-	after   map[int]uint64  // shard → last id read; a shard leaves when it has no more
-	last    uint64          // no row beyond it
-	skipped map[string]bool // keys of which a row was left out; later ones must not overtake it
-	found   bool            // it brought something new
-	next    time.Time
-	wait    time.Duration
-}
-
+// readDone is what a read has brought.
 type readDone struct {
 	page
 	found
-	epochs map[int]uint64 // of the leases when the read began
+	polled bool           // passes began with it
+	epochs map[int]uint64 // of the leases when it began
 	err    error
 }
 
-// read starts the next read, if one is due and there is room for what it may bring.
+// read starts the next read, if one is due and there is room for what it may bring. Shards
+// that are at the end of their pass begin the next when it is time, and do not wait for those
+// that are not.
 func (p *pump) read(ctx context.Context) {
-	if p.reading || !p.pub.Ready() || p.roomLeft() <= 0 {
-		return
-	}
-	if len(p.pass.after) == 0 && time.Now().Before(p.pass.next) {
+	due := !time.Now().Before(p.poll.next)
+	if p.reading || !due && !p.walking() || !p.pub.Ready() || p.roomLeft() <= 0 {
 		return
 	}
 	owned := p.leases.owned()
-	if len(owned) == 0 {
-		p.endPass() // a standby: leases.changed wakes it
-		return
-	}
-	if len(p.pass.after) == 0 {
-		p.pass.after = make(map[int]uint64, len(owned))
-		for s := range owned {
-			p.pass.after[s] = 0
-		}
-		p.pass.last, p.pass.skipped, p.pass.found = math.MaxUint64, map[string]bool{}, false
-	}
-	after := make(map[int]uint64, len(p.pass.after))
-	for s, id := range p.pass.after {
-		if _, ok := owned[s]; ok {
-			after[s] = id
+	for s := range owned {
+		if p.walks[s] == nil {
+			p.walks[s] = &walk{}
 		}
 	}
-	if len(after) == 0 {
-		p.endPass()
+	on := map[int]*walk{}
+	for s, w := range p.walks {
+		if _, ok := owned[s]; !ok {
+			delete(p.walks, s)
+			continue
+		}
+		if w.haul != nil {
+			continue
+		}
+		if due && !w.on {
+			p.begin(w)
+		}
+		if w.on {
+			on[s] = w
+		}
+	}
+	if due {
+		p.poll.next = time.Now().Add(p.cfg.PollMax) // until the read is in
+		p.forgetHolds()
+	}
+	if len(on) == 0 { // a standby: leases.changed wakes it
+		p.rest(false)
 		return
 	}
-	pg := page{after: after, last: p.pass.last, limit: max(1, p.pages/len(after))}
+	var pg page
+	for _, s := range slices.Sorted(maps.Keys(on)) {
+		pg = append(pg, p.span(on[s], s, max(1, p.pages/len(on))))
+	}
 	p.reading = true
 	p.wg.Go(func() {
 		f, err := pg.read(ctx, p.db)
-		p.reads <- readDone{page: pg, found: f, epochs: owned, err: err}
+		p.reads <- readDone{page: pg, found: f, polled: due, epochs: owned, err: err}
 	})
+}
+
+// walking reports whether a shard is in the middle of its pass.
+func (p *pump) walking() bool {
+	for _, w := range p.walks {
+		if w.on && w.haul == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // roomLeft is how many more rows may be known. What waits for a held destination, and behind
@@ -83,43 +92,91 @@ func (p *pump) admit(done readDone) {
 	p.reading = false
 	p.readTrouble.report(p.cfg.Log, "outbox not read; trying again", done.err)
 	if done.err != nil {
-		p.pass = pass{next: time.Now().Add(p.cfg.PollMax), wait: p.cfg.PollMax}
+		for _, sp := range done.page {
+			p.walks[sp.shard].on = false
+		}
+		p.poll = poll{next: time.Now().Add(p.cfg.PollMax), wait: p.cfg.PollMax}
 		p.forgetRetired()
 		return
 	}
 	if len(done.rows) > 0 {
 		crash.Point("relay.read")
 	}
-	got := map[int]int{}
-	for _, r := range done.rows {
-		got[r.shard]++
-		r.epoch = done.epochs[r.shard]
-		p.pass.after[r.shard] = r.id
-		p.enqueue(r)
-	}
-	for s := range p.pass.after {
-		// Either there are no more, or the shard was not ours to be read.
-		if !done.cut && got[s] < done.limit {
-			delete(p.pass.after, s)
+	found, due := false, p.unchecked(done)
+	for _, sp := range done.page {
+		h := p.haul(sp, done)
+		switch w := p.walks[sp.shard]; {
+		case !w.on: // a line of it was abandoned: it is read anew
+		case w.sure || len(w.stretches()) == 0 || len(h.rows) == 0 && w != due:
+			found = p.take(w, h) || found
+		default:
+			w.haul = &h
 		}
 	}
-	p.pass.last = min(p.pass.last, done.highest)
 	if done.cut {
 		p.pages = max(message.Shards, p.pages/4)
 	} else {
 		p.pages = min(p.cfg.Page, 2*p.pages)
 	}
+	if done.polled && !p.poll.next.IsZero() { // nobody has rung meanwhile
+		p.rest(found)
+	}
 	p.forgetRetired()
-	if len(p.pass.after) == 0 {
-		p.endPass()
+}
+
+// haul returns what a read has brought of a shard, without the rows that are known. These may
+// be forgotten when it returns.
+func (p *pump) haul(sp span, done readDone) haul {
+	if w := p.walks[sp.shard]; sp.first {
+		w.last = done.highest
+	}
+	rows := done.rows[sp.shard]
+	p.tally.rows.Add(int64(len(rows)))
+	h := haul{after: sp.after, more: done.cut || len(rows) == sp.limit}
+	for _, r := range rows {
+		h.after = r.id
+		if p.known[r.id] == nil {
+			r.epoch = done.epochs[sp.shard]
+			h.rows = append(h.rows, r)
+		}
+	}
+	return h
+}
+
+// take takes in what was read, and goes on behind it. It reports whether there was room for
+// any of it.
+func (p *pump) take(w *walk, h haul) bool {
+	before := len(p.known)
+	for _, r := range h.rows {
+		if w.on = p.enqueue(w, r); !w.on {
+			break
+		}
+	}
+	if w.on {
+		w.after = h.after
+		p.goOn(w, h.more)
+	}
+	return len(p.known) > before
+}
+
+// poll is when passes begin.
+type poll struct {
+	next time.Time
+	wait time.Duration
+}
+
+// by has passes begin at t at the latest.
+func (po *poll) by(t time.Time) {
+	if t.Before(po.next) {
+		po.next = t
 	}
 }
 
-func (p *pump) endPass() {
+// rest waits until passes begin again: not for long if the last ones brought something new.
+func (p *pump) rest(found bool) {
 	wait := p.cfg.PollMin
-	if !p.pass.found {
-		wait = min(p.cfg.PollMax, max(p.cfg.PollMin, 2*p.pass.wait))
+	if !found {
+		wait = min(p.cfg.PollMax, max(p.cfg.PollMin, 2*p.poll.wait))
 	}
-	p.pass = pass{wait: wait, next: time.Now().Add(wait/2 + jitter(wait/2))}
-	p.forgetHolds()
+	p.poll = poll{wait: wait, next: time.Now().Add(wait/2 + jitter(wait/2))}
 }

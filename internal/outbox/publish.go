@@ -81,7 +81,9 @@ func (p *pump) suspectsFirst() {
 }
 
 func (p *pump) send(ctx context.Context, pi *pipe, ln *line, r *row) {
-	ln.place = busy
+	if ln.place == ready {
+		ln.place = busy
+	}
 	ln.waiting = ln.waiting[1:]
 	p.nextTag++
 	r.sent, r.alone = time.Now(), p.solo > 0

@@ -36,8 +36,14 @@ type pump struct {
 
 	reads   chan readDone
 	reading bool
-	pass    pass
-	pages   int // rows of one read; shrinks when rows are large
+	walks   map[int]*walk // by shard
+	poll    poll
+	pages   int       // rows of one read; shrinks when rows are large
+	crowded time.Time // when it was last told that too much is left out
+
+	checked  chan checkDone
+	checking bool
+	nextDue  time.Time // no check before if nothing was found
 
 	todo    toWrite
 	marking []*row // confirmed, and being marked
@@ -46,7 +52,7 @@ type pump struct {
 	retired []*row // written while a read was running: forgotten when it is in
 	retryAt time.Time
 
-	readTrouble, writeTrouble trouble
+	readTrouble, checkTrouble, writeTrouble trouble
 
 	releasing map[int]bool
 	released  chan int
@@ -57,8 +63,8 @@ type pump struct {
 func newPump(r *Relay) *pump {
 	return &pump{
 		Relay: r, known: map[uint64]*row{}, keys: map[string]*line{}, dests: map[destination]*hold{},
-		main: newPipe(), side: newPipe(),
-		reads: make(chan readDone, 1), written: make(chan writeDone, 1), pages: r.cfg.Page,
+		walks: map[int]*walk{}, main: newPipe(), side: newPipe(),
+		reads: make(chan readDone, 1), checked: make(chan checkDone, 1), written: make(chan writeDone, 1), pages: r.cfg.Page,
 		releasing: map[int]bool{}, released: make(chan int, message.Shards),
 	}
 }
@@ -93,14 +99,16 @@ func (p *pump) run(ctx context.Context) {
 			p.settleAll(p.side, res)
 		case done := <-p.reads:
 			p.admit(done)
+		case done := <-p.checked:
+			p.finishChecks(done)
 		case done := <-p.written:
 			p.finishWrite(done)
 		case shard := <-p.released:
 			delete(p.releasing, shard)
 		case <-p.wake:
-			p.pass.next, p.pass.wait = time.Time{}, p.cfg.PollMin
+			p.poll = poll{wait: p.cfg.PollMin}
 		case <-p.leases.changed:
-			p.pass.next = time.Time{}
+			p.poll.next = time.Time{}
 		case <-timer.C:
 		}
 		p.check(p.main)
@@ -110,6 +118,7 @@ func (p *pump) run(ctx context.Context) {
 			p.publish(work)
 			p.connect(work, p.side, p.tries)
 			p.connect(work, p.main, p.ready)
+			p.startChecks(work)
 			p.read(work)
 		}
 		p.write(work)
@@ -157,7 +166,7 @@ func (p *pump) nap(running bool) time.Duration {
 		return wait
 	}
 	if !p.reading && p.roomLeft() > 0 {
-		soonest(p.pass.next)
+		soonest(p.poll.next)
 	}
 	for _, h := range p.dests {
 		if h.held && h.probe == nil && len(h.lines) > 0 {

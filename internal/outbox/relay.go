@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,6 +15,14 @@ type Relay struct {
 	cfg    Config
 	leases *leases
 	wake   chan struct{}
+	tally  tally
+}
+
+// tally counts the work of reading, whatever time it takes.
+type tally struct {
+	rows   atomic.Int64 // read
+	jumps  atomic.Int64 // over stretches of rows that were left out
+	doubts atomic.Int64 // about them that made a pass begin again
 }
 
 // NewRelay returns a relay that is not running yet.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -45,13 +44,15 @@ func (d destination) String() string {
 	return fmt.Sprintf("exchange %q, routing key %q", d.exchange, d.routingKey)
 }
 
+// One look at the end of the primary key.
+const highestSQL = `SELECT COALESCE(MAX(id), 0) FROM outbox_events`
+
 // One shard's part of a read. Served by ix_outbox_relay (shard, status, id) alone: no
-// filesort, no row of another shard or status is looked at. MAX(id) is one look at the end of
-// the primary key, on the same snapshot.
+// filesort, no row of another shard or status is looked at.
 const selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
         exchange, routing_key, mandatory, properties, headers, payload, created_at,
-        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6)), (SELECT MAX(id) FROM outbox_events)
+        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6))
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
@@ -60,19 +61,23 @@ const selectPendingSQL = `
   ORDER BY id
   LIMIT ?)`
 
-// page is one read: of each shard the rows behind an id, up to the id last.
-type page struct {
-	after map[int]uint64
-	last  uint64
-	limit int // for each shard
+// page is one read: of some shards the next rows.
+type page []span
+
+// span is a part of a shard's ids.
+type span struct {
+	shard       int
+	after, upTo uint64
+	limit       int  // rows
+	first       bool // of a pass
 }
 
 // query returns one UNION ALL over the shards; shard IN (…) ORDER BY id would sort.
 func (pg page) query() (query string, args []any) {
-	parts := make([]string, 0, len(pg.after))
-	for _, s := range slices.Sorted(maps.Keys(pg.after)) {
-		parts = append(parts, selectPendingSQL)
-		args = append(args, s, pg.after[s], pg.last, pg.limit)
+	parts := make([]string, len(pg))
+	for i, sp := range pg {
+		parts[i] = selectPendingSQL
+		args = append(args, sp.shard, sp.after, sp.upTo, sp.limit)
 	}
 	return strings.Join(parts, "\nUNION ALL"), args
 }
@@ -82,19 +87,29 @@ const maxPageBytes = 16 << 20
 
 // found is what a read found.
 type found struct {
-	rows    []*row
-	highest uint64 // the highest id there was
-	cut     bool   // it stopped early
+	rows    map[int][]*row // by shard
+	highest uint64         // id there was before; unknown if no pass began
+	cut     bool           // it stopped early
 }
 
 func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
+	f := found{rows: map[int][]*row{}, highest: unknown}
+	if slices.ContainsFunc(pg, func(sp span) bool { return sp.first }) {
+		if err := db.QueryRowContext(ctx, highestSQL).Scan(&f.highest); err != nil {
+			return found{}, fmt.Errorf("read the highest outbox id: %w", err)
+		}
+		for i, sp := range pg {
+			if sp.first {
+				pg[i].upTo = min(sp.upTo, f.highest)
+			}
+		}
+	}
 	query, args := pg.query()
 	rs, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
 	defer rs.Close()
-	var f found
 	bytes := 0
 	for !f.cut && rs.Next() {
 		r := &row{}
@@ -102,7 +117,7 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 		var created time.Time
 		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age, &f.highest); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
 			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
 		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
@@ -117,7 +132,7 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 			r.msg.Timestamp = created // the same in every copy
 		}
 		r.size = len(r.msg.Body) + len(headers) + len(properties)
-		f.rows = append(f.rows, r)
+		f.rows[r.shard] = append(f.rows[r.shard], r)
 		bytes += r.size
 		f.cut = bytes > maxPageBytes
 	}
