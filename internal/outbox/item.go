@@ -49,7 +49,7 @@ const (
 	itemColumnsSQL = `
 SELECT id, message_id, event_type, ordering_key, shard, exchange, routing_key, mandatory, status, generation,
        attempts, next_attempt_at, last_error, created_at, published_at,
-       TIMESTAMPDIFF(MICROSECOND, IF(status = 'PUBLISHED', COALESCE(published_at, created_at), created_at), NOW(6))`
+       TIMESTAMPDIFF(MICROSECOND, IF(status = 'PUBLISHED', published_at, created_at), NOW(6))`
 
 	// Locked in the order of their ids. The primary key is forced as for a mark.
 	lockItemsSQL = itemColumnsSQL + `
@@ -62,7 +62,8 @@ SELECT id, message_id, event_type, ordering_key, shard, exchange, routing_key, m
 // scan reads the columns of itemColumnsSQL and then those of more.
 func (i *Item) scan(scan func(...any) error, more ...any) error {
 	var id, typ, key, exchange, routingKey []byte
-	var next, published sql.NullTime
+	var next sql.NullTime
+	var published time.Time
 	var lastError sql.NullString
 	var age int64 // microseconds
 	if err := scan(append([]any{
@@ -73,7 +74,10 @@ func (i *Item) scan(scan func(...any) error, more ...any) error {
 	}
 	i.MessageID, i.Type, i.Key = string(id), string(typ), string(key)
 	i.Exchange, i.RoutingKey = string(exchange), string(routingKey)
-	i.NextAttemptAt, i.PublishedAt, i.LastError = next.Time, published.Time, lastError.String
+	i.NextAttemptAt, i.LastError = next.Time, lastError.String
+	if i.Status == StatusPublished {
+		i.PublishedAt = published
+	}
 	i.Age = time.Duration(age) * time.Microsecond
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 const sendAgainSQL = `
 UPDATE outbox_events FORCE INDEX (PRIMARY)
    SET status = 'PENDING', generation = generation + 1, attempts = 0,
-       last_error = NULL, next_attempt_at = NULL, published_at = NULL
+       last_error = NULL, next_attempt_at = NULL, published_at = created_at
  WHERE id IN (`
 
 // Requeue makes those of the rows that are PARKED pending again, with the attempts at 0, in

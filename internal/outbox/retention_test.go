@@ -21,7 +21,7 @@ func TestSweep(t *testing.T) {
 	}{{"PUBLISHED", 30}, {"PUBLISHED", 26}, {"PUBLISHED", 25}, {"PUBLISHED", 23}, {"PENDING", 900}, {"PARKED", 900}} {
 		exec(t, db, `
 INSERT INTO outbox_events (message_id, ordering_key, exchange, routing_key, properties, headers, payload, status, created_at, published_at)
-VALUES (?, '', '', '', '', '', '', ?, NOW(6) - INTERVAL ? HOUR, IF(? = 'PUBLISHED', NOW(6) - INTERVAL ? HOUR, NULL))`,
+VALUES (?, '', '', '', '', '', '', ?, NOW(6) - INTERVAL ? HOUR, IF(? = 'PUBLISHED', NOW(6) - INTERVAL ? HOUR, NOW(6)))`,
 			i, row.status, row.hours, row.status, row.hours)
 	}
 	for _, want := range []struct{ swept, left int }{{2, 4}, {1, 3}, {0, 3}} {

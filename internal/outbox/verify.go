@@ -147,8 +147,8 @@ type Place struct {
 
 // Both parts are served by an index on message_id.
 const findSQL = `
-SELECT status, exchange, routing_key, attempts, last_error, COALESCE(published_at, created_at),
-       TIMESTAMPDIFF(MICROSECOND, COALESCE(published_at, created_at), NOW(6))
+SELECT status, exchange, routing_key, attempts, last_error, IF(status = 'PUBLISHED', published_at, created_at),
+       TIMESTAMPDIFF(MICROSECOND, IF(status = 'PUBLISHED', published_at, created_at), NOW(6))
   FROM outbox_events
  WHERE message_id = ?
  UNION ALL
