@@ -108,7 +108,7 @@ func run(ctx context.Context, cfg config) error {
 		log.Info("database is ready", "database", sqltx.Address(cfg.MySQL.DSN), "version", app.Version())
 		var parts errgroup.Group
 		parts.Go(func() error { return relay.Run(ctx) })
-		parts.Go(func() error { return client.Listen(ctx, func(uint16) { relay.Wake() }) })
+		parts.Go(func() error { return client.Listen(ctx, relay.Wake) })
 		parts.Go(func() error {
 			sweep(ctx, relay, log, cfg.sweeps(db))
 			return nil

@@ -50,7 +50,7 @@ func BenchmarkBacklog(b *testing.B) {
 					id := fmt.Sprintf("m%d", i)
 					add(b, db, command("free", id))
 					committed := time.Now()
-					r.Wake() // as the doorbell does
+					r.Wake(outbox.AllShards) // as the doorbell does
 					waits[i] = s.when(b, id).Sub(committed)
 				})
 			}

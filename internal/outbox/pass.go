@@ -21,13 +21,14 @@ type readDone struct {
 
 // read starts the next read, if one is due and there is room for what it may bring. Shards
 // that are at the end of their pass begin the next when it is time, and do not wait for those
-// that are not.
+// that are not. Shards that were rung for do not wait at all.
 func (p *pump) read(ctx context.Context) {
 	due := !time.Now().Before(p.poll.next)
-	if p.reading || !due && !p.walking() || !p.pub.Ready() || p.roomLeft() <= 0 {
+	if p.reading || !due && p.bell == 0 && !p.walking() || !p.pub.Ready() || p.roomLeft() <= 0 {
 		return
 	}
 	owned := p.leases.owned()
+	p.bell &= mask(owned)
 	for s := range owned {
 		if p.walks[s] == nil {
 			p.walks[s] = &walk{}
@@ -42,8 +43,9 @@ func (p *pump) read(ctx context.Context) {
 		if w.haul != nil {
 			continue
 		}
-		if due && !w.on {
+		if !w.on && (due || p.bell>>s&1 == 1) {
 			p.begin(w)
+			p.bell &^= 1 << s
 		}
 		if w.on {
 			on[s] = w
@@ -53,8 +55,10 @@ func (p *pump) read(ctx context.Context) {
 		p.poll.next = time.Now().Add(p.cfg.PollMax) // until the read is in
 		p.forgetHolds()
 	}
-	if len(on) == 0 { // a standby: leases.changed wakes it
-		p.rest(false)
+	if len(on) == 0 {
+		if due { // a standby: leases.changed wakes it
+			p.rest(false)
+		}
 		return
 	}
 	var pg page
@@ -66,6 +70,14 @@ func (p *pump) read(ctx context.Context) {
 		f, err := pg.read(ctx, p.db)
 		p.reads <- readDone{page: pg, found: f, polled: due, epochs: owned, err: err}
 	})
+}
+
+// mask returns one bit for each shard owned.
+func mask(owned map[int]uint64) (m uint16) {
+	for s := range owned {
+		m |= 1 << s
+	}
+	return m
 }
 
 // walking reports whether a shard is in the middle of its pass.

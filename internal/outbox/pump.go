@@ -38,6 +38,7 @@ type pump struct {
 	reading bool
 	walks   map[int]*walk // by shard
 	poll    poll
+	bell    uint16    // shards that were rung for since their last pass began
 	pages   int       // rows of one read; shrinks when rows are large
 	crowded time.Time // when it was last told that too much is left out
 
@@ -106,7 +107,10 @@ func (p *pump) run(ctx context.Context) {
 		case shard := <-p.released:
 			delete(p.releasing, shard)
 		case <-p.wake:
-			p.poll = poll{wait: p.cfg.PollMin}
+			p.bell |= uint16(p.rung.Swap(0))
+			// A ring may have pushed another out of the doorbell's queue.
+			p.poll.wait = p.cfg.PollMin
+			p.poll.by(time.Now().Add(p.cfg.PollMin))
 		case <-p.leases.changed:
 			p.poll.next = time.Time{}
 		case <-timer.C:

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"backstep/internal/message"
 )
 
 // Relay publishes the rows of the shards it holds leases on. Any number of relays may run.
@@ -14,6 +16,7 @@ type Relay struct {
 	pub    Publisher
 	cfg    Config
 	leases *leases
+	rung   atomic.Uint32 // shards to look into, one bit each
 	wake   chan struct{}
 	tally  tally
 }
@@ -44,8 +47,13 @@ func (r *Relay) Leads() bool {
 	return ok
 }
 
-// Wake makes the relay look for new rows now instead of at its next poll.
-func (r *Relay) Wake() {
+// AllShards are the shards to ring for when it is not known which have new rows.
+const AllShards uint16 = 1<<message.Shards - 1
+
+// Wake makes the relay look for new rows in these shards, one bit each, now instead of at its
+// next poll.
+func (r *Relay) Wake(shards uint16) {
+	r.rung.Or(uint32(shards))
 	select {
 	case r.wake <- struct{}{}:
 	default:

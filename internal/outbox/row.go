@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -44,8 +45,17 @@ func (d destination) String() string {
 	return fmt.Sprintf("exchange %q, routing key %q", d.exchange, d.routingKey)
 }
 
-// One look at the end of the primary key.
-const highestSQL = `SELECT COALESCE(MAX(id), 0) FROM outbox_events`
+// One look at the end of the primary key, in the same snapshot as the rows, and made to look
+// like one of them.
+const highestSQL = `
+(SELECT COALESCE(MAX(id), 0), 0, ` + noShardSQL + `, 0, '', '', '', '', '', '', 0, '', '', '', NOW(6), 0
+   FROM outbox_events)`
+
+// noShard is the shard of the row that tells the highest id.
+const (
+	noShard    = 255
+	noShardSQL = "255"
+)
 
 // One shard's part of a read. Served by ix_outbox_relay (shard, status, id) alone: no
 // filesort, no row of another shard or status is looked at.
@@ -74,12 +84,20 @@ type span struct {
 
 // query returns one UNION ALL over the shards; shard IN (…) ORDER BY id would sort.
 func (pg page) query() (query string, args []any) {
-	parts := make([]string, len(pg))
-	for i, sp := range pg {
-		parts[i] = selectPendingSQL
+	var parts []string
+	if pg.first() {
+		parts = append(parts, highestSQL)
+	}
+	for _, sp := range pg {
+		parts = append(parts, selectPendingSQL)
 		args = append(args, sp.shard, sp.after, sp.upTo, sp.limit)
 	}
 	return strings.Join(parts, "\nUNION ALL"), args
+}
+
+// first reports whether a pass begins with it.
+func (pg page) first() bool {
+	return slices.ContainsFunc(pg, func(sp span) bool { return sp.first })
 }
 
 // maxPageBytes is where a read stops, however many rows it may bring.
@@ -88,22 +106,12 @@ const maxPageBytes = 16 << 20
 // found is what a read found.
 type found struct {
 	rows    map[int][]*row // by shard
-	highest uint64         // id there was before; unknown if no pass began
+	highest uint64         // id there was; unknown if no pass began
 	cut     bool           // it stopped early
 }
 
 func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	f := found{rows: map[int][]*row{}, highest: unknown}
-	if slices.ContainsFunc(pg, func(sp span) bool { return sp.first }) {
-		if err := db.QueryRowContext(ctx, highestSQL).Scan(&f.highest); err != nil {
-			return found{}, fmt.Errorf("read the highest outbox id: %w", err)
-		}
-		for i, sp := range pg {
-			if sp.first {
-				pg[i].upTo = min(sp.upTo, f.highest)
-			}
-		}
-	}
 	query, args := pg.query()
 	rs, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
@@ -111,22 +119,27 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	}
 	defer rs.Close()
 	bytes := 0
+	var id, key, aggType, aggID, exchange, routingKey, properties, headers sql.RawBytes
+	few := repeats{}
 	for !f.cut && rs.Next() {
 		r := &row{}
-		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
 		var created time.Time
 		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
 			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
 			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
+		if r.shard == noShard {
+			f.highest = r.id
+			continue
+		}
 		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
-		r.dest.exchange, r.dest.routingKey = string(exchange), string(routingKey)
+		r.dest.exchange, r.dest.routingKey = few.text(exchange), few.text(routingKey)
 		r.decode(properties, headers)
 		r.msg.MessageID = string(id)
 		r.msg.OrderingKey = r.key
-		r.msg.AggregateType, r.msg.AggregateID = string(aggType), string(aggID)
+		r.msg.AggregateType, r.msg.AggregateID = few.text(aggType), string(aggID)
 		r.msg.Exchange, r.msg.RoutingKey, r.msg.Mandatory = r.dest.exchange, r.dest.routingKey, r.dest.mandatory
 		if r.msg.Timestamp.IsZero() {
 			r.msg.Timestamp = created // the same in every copy
@@ -139,7 +152,22 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	if err := rs.Err(); err != nil {
 		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
+	if pg.first() && f.highest == unknown {
+		return found{}, errors.New("read pending outbox rows: the highest id is missing")
+	}
 	return f, nil
+}
+
+// repeats are texts of which a read brings the same again and again.
+type repeats map[string]string
+
+func (rp repeats) text(b []byte) string {
+	s, ok := rp[string(b)] // this conversion makes no copy
+	if !ok {
+		s = string(b)
+		rp[s] = s
+	}
+	return s
 }
 
 // decode fills in properties and headers. A foreign writer may have stored anything: that

@@ -93,7 +93,7 @@ func (r *Relay) promote(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("promote scheduled messages: %w", err)
 	}
-	r.Wake()
+	r.Wake(AllShards)
 	return nil
 }
 

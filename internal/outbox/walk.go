@@ -11,8 +11,8 @@ import (
 //
 // A pass takes many reads, and each sees what was committed meanwhile: a late one could find a
 // row whose predecessor, by key, has committed behind its back under an id the pass is past.
-// So no pass goes beyond the highest id there was before its first read. What such a row has
-// to wait for had committed by then, and each of its reads finds it.
+// So no pass goes beyond the highest id that its first read saw. What such a row has to wait for
+// had committed by then, and each of its reads finds it.
 //
 // What a pass leaves out for want of room, the next ones jump over: a hundred thousand rows to
 // a full queue take seconds to be read, and all others would wait for it each time.
