@@ -49,7 +49,7 @@ func DecodeHeaders(b []byte) (Headers, error) {
 // decodeObject calls member for each member of the object that b is. Empty input has none, nor
 // has null.
 func decodeObject(b []byte, member func(d *jx.Decoder, name string) error) error {
-	if len(bytes.TrimSpace(b)) == 0 {
+	if b = bytes.TrimSpace(b); len(b) == 0 || string(b) == "{}" {
 		return nil
 	}
 	if !utf8.Valid(b) {

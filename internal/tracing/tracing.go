@@ -25,8 +25,7 @@ func tracer() trace.Tracer { return otel.Tracer("backstep") }
 // Create opens the short span of a message being added to the outbox and writes its context
 // into the headers. End it when the row is in the transaction.
 func Create(ctx context.Context, m *message.Message) trace.Span {
-	ctx, span := tracer().Start(Extract(ctx, m.Headers), "create "+destination(m), trace.WithSpanKind(trace.SpanKindProducer),
-		trace.WithAttributes(attributes("create", m)...))
+	ctx, span := start(Extract(ctx, m.Headers), "create "+destination(m), "create", m, producer)
 	propagator.Inject(ctx, carrier(m.Headers))
 	return span
 }
@@ -46,14 +45,15 @@ func Carry(ctx context.Context, m *message.Message) {
 // Publish opens the span of one publish, a child of the message's create span. It lasts until
 // the broker has confirmed or refused the message: EndPublish ends it.
 func Publish(ctx context.Context, m *message.Message) trace.Span {
-	_, span := tracer().Start(Extract(ctx, m.Headers), "publish "+destination(m), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(attributes("send", m)...))
+	_, span := start(Extract(ctx, m.Headers), "publish "+destination(m), "send", m, client)
 	return span
 }
 
 // EndPublish ends the span of a publish with what became of it.
 func EndPublish(span trace.Span, res message.Result) {
-	span.SetAttributes(attribute.String("backstep.result", res.Kind.String()))
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("backstep.result", res.Kind.String()))
+	}
 	if res.Kind != message.Confirmed {
 		span.SetStatus(codes.Error, res.Reason)
 	}
@@ -63,11 +63,10 @@ func EndPublish(span trace.Span, res message.Result) {
 // Process opens the span of a consumer handling a delivery, a child of its create span. The
 // message it returns is the delivery's, with that span as the parent of what is done for it.
 func Process(ctx context.Context, d *message.Delivery) (message.Message, trace.Span) {
-	ctx, span := tracer().Start(Extract(ctx, d.Headers), "process "+d.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithAttributes(attributes("process", &d.Message)...),
-		trace.WithAttributes(attribute.Bool("messaging.rabbitmq.redelivered", d.Redelivered)))
+	ctx, span := start(Extract(ctx, d.Headers), "process "+d.Queue, "process", &d.Message, consumer)
 	m := d.Message
 	if span.IsRecording() {
+		span.SetAttributes(attribute.Bool("messaging.rabbitmq.redelivered", d.Redelivered))
 		m.Headers = maps.Clone(d.Headers) // the delivery's own stay as they came
 		if m.Headers == nil {
 			m.Headers = message.Headers{}
@@ -128,6 +127,22 @@ func destination(m *message.Message) string {
 		return m.RoutingKey
 	}
 	return m.Exchange + ":" + m.RoutingKey
+}
+
+var (
+	producer = trace.WithSpanKind(trace.SpanKindProducer)
+	client   = trace.WithSpanKind(trace.SpanKindClient)
+	consumer = trace.WithSpanKind(trace.SpanKindConsumer)
+)
+
+// start opens a span about a message. Its attributes cost more than all else when nothing is
+// recorded, so they come second: no sampler that OTEL_TRACES_SAMPLER can name looks at them.
+func start(ctx context.Context, name, operation string, m *message.Message, kind trace.SpanStartOption) (context.Context, trace.Span) {
+	ctx, span := tracer().Start(ctx, name, kind)
+	if span.IsRecording() {
+		span.SetAttributes(attributes(operation, m)...)
+	}
+	return ctx, span
 }
 
 func attributes(operation string, m *message.Message) []attribute.KeyValue {
