@@ -117,6 +117,7 @@ func start(role, about string, cfg any, args []string, stdout, stderr io.Writer,
 		fmt.Fprintf(stderr, "%s: %v\n", role, err)
 		return exitUsage
 	}
+	tuneGC()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // from now on a signal has its usual effect
 	if err := traced(ctx, role, run); err != nil {
