@@ -85,7 +85,7 @@ func TestStatements(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := read(t, s)
-	want := map[string]int{"SET TRANSACTION": 1, "START TRANSACTION": 1, "SAVEPOINT": 5, "INSERT notes": 6, "COMMIT": 1, "PING": 1, "SHOW": 1}
+	want := map[string]int{"START TRANSACTION": 1, "SAVEPOINT": 5, "INSERT notes": 6, "COMMIT": 1, "PING": 1, "SHOW": 1}
 	got, total := map[string]int{}, 0
 	for what, n := range after {
 		if n -= before[what]; n > 0 {

@@ -31,6 +31,5 @@
 // What the driver does not know is a system variable for the session (time_zone, sql_mode,
 // autocommit, transaction_isolation, …). Many would break a promise: autocommit=0 loses
 // commits, unique_checks=0 lets duplicates in, sql_select_limit hides rows. So they are
-// refused by name. Open sets those our sessions need, and every transaction states its
-// isolation level.
+// refused by name. Open sets those our sessions need, and their isolation level.
 package sqltx

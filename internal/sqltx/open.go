@@ -21,7 +21,7 @@ type Config struct {
 }
 
 // Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
-// has UTC as its time zone, strict SQL mode, and gives up: reads and writes after 30 s, idle
+// has UTC as its time zone, strict SQL mode, READ COMMITTED, and gives up: reads and writes after 30 s, idle
 // ones after 30 s, and the server drops those it has not heard from for 60 s, so that a client
 // lost in a network fault does not hold row locks for hours. A DSN that would change any of
 // that is refused; the package comment says what it may say.
@@ -50,11 +50,11 @@ func Open(dsn string, c Config) (*sql.DB, error) {
 		"wait_timeout":             "60",
 		"innodb_lock_wait_timeout": strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds()))),
 	}
-	connector, err := mysql.NewConnector(cfg)
+	plain, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("MySQL settings: %w", err)
 	}
-	db := sql.OpenDB(connector)
+	db := sql.OpenDB(connector{plain})
 	db.SetMaxOpenConns(c.MaxOpen)
 	db.SetMaxIdleConns(c.MaxOpen)
 	db.SetConnMaxIdleTime(30 * time.Second)

@@ -52,6 +52,30 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// Every statement is at READ COMMITTED, on every connection: what locks no gap deadlocks less.
+func TestIsolation(t *testing.T) {
+	db := open(t)
+	level := func(q sqltx.Querier) (level string) {
+		t.Helper()
+		var name string
+		if err := q.QueryRowContext(t.Context(), `
+SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')`).Scan(&name, &level); err != nil {
+			t.Fatal(err)
+		}
+		return level
+	}
+	for range 3 {
+		conn, err := db.Conn(t.Context()) // they are held: each is another one
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		if got := level(conn); got != "READ-COMMITTED" {
+			t.Errorf("a connection is at %s", got)
+		}
+	}
+}
+
 // open returns a pool on a fresh database with one table of counters a and b.
 func open(t *testing.T) *sql.DB {
 	t.Helper()

@@ -12,7 +12,7 @@ import (
 // MaxTries is how often WithTx runs a transaction that conflicts with others.
 const MaxTries = 8
 
-// WithTx runs fn in a READ COMMITTED transaction and commits it. If InnoDB chose the
+// WithTx runs fn in a transaction, READ COMMITTED in a pool of ours, and commits it. If InnoDB chose the
 // transaction as a deadlock victim (1213), or it gave up waiting for a lock (1205, which
 // undoes only the statement), or a record changed (1020), WithTx rolls back, waits with
 // jitter, and calls fn again, MaxTries times in all. So fn touches nothing but tx and values
@@ -38,7 +38,7 @@ func Once(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx) 
 	defer conn.Close() //nolint:errcheck // hands it back to the pool; a broken one is dropped there
 	// The statements of fn end with ctx; the transaction itself does not, or database/sql would
 	// roll it back behind our back and COMMIT could not be told from it.
-	tx, err := conn.BeginTx(context.WithoutCancel(ctx), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	tx, err := conn.BeginTx(context.WithoutCancel(ctx), nil)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
