@@ -22,7 +22,7 @@ UPDATE outbox_shards
 )
 
 // balance takes free and abandoned shards up to our fair share, and offers what is over it.
-func (l *leases) balance(ctx context.Context, start time.Time) error {
+func (l *leases) balance(ctx context.Context) error {
 	var live []string
 	for id, m := range l.seen.members {
 		if id != l.cfg.ID && time.Since(m.moved) > 2*l.cfg.LeaseTTL {
@@ -37,7 +37,7 @@ func (l *leases) balance(ctx context.Context, start time.Time) error {
 	}
 	share := fairShare(live, l.cfg.ID)
 	if have := l.offer(share); have < share {
-		return l.takeShards(ctx, share-have, start)
+		return l.takeShards(ctx, share-have)
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (l *leases) offer(share int) int {
 }
 
 // takeShards takes at most n shards that are free or abandoned.
-func (l *leases) takeShards(ctx context.Context, n int, start time.Time) error {
+func (l *leases) takeShards(ctx context.Context, n int) error {
 	var conds []string
 	args := []any{[]byte(l.cfg.ID), l.cfg.LeaseTTL.Microseconds()}
 	for id := 0; id < message.Shards && len(conds) < n; id++ {
@@ -90,7 +90,7 @@ func (l *leases) takeShards(ctx context.Context, n int, start time.Time) error {
 	if err := l.seen.look(ctx, l.db, l.cfg.LeaseTTL); err != nil {
 		return err
 	}
-	l.confirm(start)
+	l.confirm()
 	return nil
 }
 

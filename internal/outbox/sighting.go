@@ -9,7 +9,8 @@ import (
 	"backstep/internal/sqltx"
 )
 
-// sighting is what this relay last saw of a counter, and since when it has not moved.
+// sighting is what this relay last saw of a counter, and since when it has not moved: not
+// before it was read, however long the reading took.
 type sighting struct {
 	count uint64
 	moved time.Time
@@ -43,7 +44,7 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	blind := now.Sub(s.at) > ttl
 	see := func(last sighting, count uint64) sighting {
 		if blind || last.moved.IsZero() || last.count != count {
-			return sighting{count, now}
+			return sighting{count, time.Now()}
 		}
 		return last
 	}
