@@ -35,7 +35,7 @@ type leases struct {
 	// turn is held by one renewal, look or release at a time: what a look has read before a
 	// release would bring the lease back after it.
 	turn    chan struct{}
-	seen    sightings // used in turn, as renewed
+	seen    sightings // run's alone, as renewed
 	renewed time.Time // monotonic: before the last renewal was sent
 }
 
@@ -93,7 +93,7 @@ func (l *leases) run(ctx context.Context) {
 			if !began.Before(beat) {
 				beat = began.Add(l.cfg.LeaseTTL / 5)
 			}
-			wait = min(wait, time.Until(beat))
+			wait = min(wait, time.Until(beat), l.seen.untilDeath(l.cfg.LeaseTTL))
 		}
 		pause(ctx, wait)
 	}

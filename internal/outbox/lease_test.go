@@ -191,6 +191,27 @@ func TestTakeOverTakesTheTTLAndASecond(t *testing.T) {
 	}
 }
 
+// A relay that has joined after another died cannot have watched that one for a TTL. It need not:
+// it goes by those who have, and its part of the shards stalls no longer than theirs.
+func TestTakeOverWithANewcomer(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	db := database(t)
+	cfg := outbox.Config{LeaseTTL: ttl, PollMax: 250 * time.Millisecond}
+	victim := leases(db, "victim", ttl)
+	renew(t, victim)
+	survivor := start(t, db, &fake{}, cfg)
+	eventually(t, "the survivor lives", func() bool { return number(t, db, `SELECT COUNT(*) FROM relay_members`) == 2 })
+	renew(t, victim)
+	died := time.Now()
+	<-time.After(ttl / 2)
+	newcomer := start(t, db, &fake{}, cfg)
+	eventually(t, "they share all shards", func() bool { return survivor.Shards() == 8 && newcomer.Shards() == 8 })
+	if took := time.Since(died); took > ttl+time.Second {
+		t.Errorf("the shards stalled for %s, want at most %s", took, ttl+time.Second)
+	}
+}
+
 // A relay that joins or stops is noticed at once, however long the TTL and so the time between
 // two heartbeats is.
 func TestHandOverDoesNotWaitForAHeartbeat(t *testing.T) {

@@ -79,6 +79,25 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	return nil
 }
 
+// untilDeath returns for how long nobody more can be given up who has not been yet.
+func (s *sightings) untilDeath(ttl time.Duration) time.Duration {
+	soonest := ttl
+	see := func(last sighting) {
+		if left := ttl - time.Since(last.moved); left > 0 {
+			soonest = min(soonest, left)
+		}
+	}
+	for _, sh := range s.shards {
+		if sh.owner != nil {
+			see(sh.sighting)
+		}
+	}
+	for _, m := range s.members {
+		see(m)
+	}
+	return soonest
+}
+
 // scan runs a query and calls each for each of its rows.
 func scan(ctx context.Context, q sqltx.Querier, query string, each func(*sql.Rows) error, args ...any) error {
 	rows, err := q.QueryContext(ctx, query, args...)
