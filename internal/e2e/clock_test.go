@@ -25,7 +25,7 @@ func TestDatabaseClockSteps(t *testing.T) {
 	relays := w.together("relay", 2, "BACKSTEP_RELAY_LEASE_TTL="+ttl.String())
 	w.awaitQueues()
 	w.share(relays...)
-	f := newFlow(w)
+	f := newFlow(w, ttl)
 	epochs := w.epochs()
 	clock := time.Duration(0)
 	step := func(to time.Duration, do func()) {

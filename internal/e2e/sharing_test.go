@@ -25,7 +25,7 @@ func TestRelaysComeAndGo(t *testing.T) {
 	a := start()
 	w.awaitQueues()
 	w.share(a)
-	f := newFlow(w)
+	f := newFlow(w, ttl)
 	f.during("one relay", handOver, func() { <-time.After(time.Second) })
 
 	var b, c, d *proc
