@@ -33,7 +33,7 @@ const (
 // the race detector does.
 func (c *clock) make(ctx context.Context, dir string) error {
 	c.dir = filepath.Join(dir, clockDir)
-	if err := os.MkdirAll(c.dir, 0o755); err != nil { // to the server in a container we are somebody else
+	if err := os.MkdirAll(c.dir, 0o755); err != nil { //nolint:gosec // a server in a container is another user
 		return err
 	}
 	if err := c.shift(0); err != nil {
@@ -53,7 +53,7 @@ func (c *clock) environment() []string {
 }
 
 func (c *clock) shift(by time.Duration) error {
-	f, err := os.OpenFile(filepath.Join(c.dir, clockShift), os.O_CREATE|os.O_WRONLY, 0o644)
+	f, err := os.OpenFile(filepath.Join(c.dir, clockShift), os.O_CREATE|os.O_WRONLY, 0o644) //nolint:gosec // as above
 	if err != nil {
 		return err
 	}
