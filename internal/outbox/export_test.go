@@ -64,6 +64,9 @@ func NewLeases(db *sql.DB, cfg Config) Leases { return Leases{newLeases(db, cfg.
 // Renew is one heartbeat.
 func (l Leases) Renew(ctx context.Context) error { return l.renew(ctx) }
 
+// Watch is a look at the others.
+func (l Leases) Watch(ctx context.Context) error { return l.watch(ctx) }
+
 // Owned returns the shards held and their epochs.
 func (l Leases) Owned() map[int]uint64 { return l.owned() }
 

@@ -96,6 +96,45 @@ func TestFullForLongIsNoBusyLoop(t *testing.T) {
 	published(t, db, 3)
 }
 
+// B32: how often a row is tried that nobody takes does not depend on how many relays there are. A
+// destination is tried by each relay that has rows for it, by one row at a time.
+func TestRelaysDoNotMultiplyAttempts(t *testing.T) {
+	t.Parallel()
+	// The waits are at least 50, 100, 200, 400, 800, 1600 and then 2500 ms.
+	const during, attempts = 5 * time.Second, 8
+	for _, tt := range []struct{ relays, rows int }{{1, 1}, {4, 1}, {1, 64}, {4, 64}} {
+		t.Run(fmt.Sprintf("%d relays %d rows", tt.relays, tt.rows), func(t *testing.T) {
+			t.Parallel()
+			db, d := database(t), newDoor("q", message.Returned)
+			var relays []*relay
+			for range tt.relays {
+				relays = append(relays, start(t, db, d, outbox.Config{}))
+			}
+			eventually(t, "they share the shards", func() bool {
+				for _, r := range relays {
+					if r.Shards() != message.Shards/tt.relays {
+						return false
+					}
+				}
+				return true
+			})
+			var msgs []message.Message
+			for _, id := range names("m", tt.rows) {
+				msgs = append(msgs, command("q", id))
+			}
+			add(t, db, msgs...)
+			// All may be in flight when the first is returned, and one goes to probe then.
+			most := tt.rows + min(tt.relays, tt.rows)*(attempts-1)
+			never(t, "it is tried more often", during, func() bool { return len(d.all()) > most })
+			n := len(d.all())
+			t.Logf("%d attempts in %s, at most %d", n, during, most)
+			if n < tt.rows+2 {
+				t.Errorf("only %d attempts: the test shows nothing", n)
+			}
+		})
+	}
+}
+
 // Rows that are in flight together meet a full queue together: that is one refusal, and the
 // queue is tried again soon.
 func TestManyNacksAtOnceAreOneRefusal(t *testing.T) {

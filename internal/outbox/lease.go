@@ -32,10 +32,11 @@ type leases struct {
 	giveUp  map[int]bool // surplus or recalled: no new work of it; released when nothing is in flight
 	changed chan struct{}
 
-	// turn is held by one renewal or release at a time: what a renewal has read before a
+	// turn is held by one renewal, look or release at a time: what a look has read before a
 	// release would bring the lease back after it.
-	turn chan struct{}
-	seen sightings // used in turn
+	turn    chan struct{}
+	seen    sightings // run's alone, as renewed
+	renewed time.Time // monotonic: before the last renewal was sent
 }
 
 func newLeases(db *sql.DB, cfg Config) *leases {
@@ -72,22 +73,29 @@ func (l *leases) surplus() []int {
 	return out
 }
 
-// run renews until ctx ends. The first renewal happens at once.
+// run renews until ctx ends, first at once and then five times in a TTL. It looks more often:
+// how late it sees that others come, go or die must not grow with the TTL.
 func (l *leases) run(ctx context.Context) {
-	tick := time.NewTicker(l.cfg.LeaseTTL / 5)
-	defer tick.Stop()
 	var trouble trouble
-	for {
-		err := l.renew(ctx)
+	var beat time.Time
+	for ctx.Err() == nil {
+		step, began := l.watch, time.Now()
+		if !began.Before(beat) {
+			step = l.renew
+		}
+		err := step(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		trouble.report(l.cfg.Log, "relay leases not renewed; trying again", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+		wait := l.cfg.PollMax
+		if err == nil {
+			if !began.Before(beat) {
+				beat = began.Add(l.cfg.LeaseTTL / 5)
+			}
+			wait = min(wait, time.Until(beat), l.seen.untilDeath(l.cfg.LeaseTTL))
 		}
+		pause(ctx, wait)
 	}
 }
 
@@ -133,11 +141,29 @@ func (l *leases) renew(ctx context.Context) error {
 	if _, err := l.db.ExecContext(ctx, renewSQL, l.cfg.LeaseTTL.Microseconds(), []byte(l.cfg.ID)); err != nil {
 		return fmt.Errorf("renew shard leases: %w", err)
 	}
+	l.renewed = start
+	return l.look(ctx)
+}
+
+// watch is a look at the others between two heartbeats.
+func (l *leases) watch(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.LeaseTTL)
+	defer cancel()
+	done, err := l.take(ctx)
+	if err != nil {
+		return fmt.Errorf("look at shard leases: %w", err)
+	}
+	defer done()
+	return l.look(ctx)
+}
+
+// look finds out what is ours and what is to be done about it.
+func (l *leases) look(ctx context.Context) error {
 	if err := l.seen.look(ctx, l.db, l.cfg.LeaseTTL); err != nil {
 		return err
 	}
-	l.confirm(start)
-	return l.balance(ctx, start)
+	l.confirm()
+	return l.balance(ctx)
 }
 
 // take waits for our turn; done ends it.
@@ -150,9 +176,9 @@ func (l *leases) take(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// confirm makes held what the table says is ours. It was renewed after start.
-func (l *leases) confirm(start time.Time) {
-	until := start.Add(l.cfg.LeaseTTL - l.margin())
+// confirm makes held what the table says is ours: it was renewed, or taken, after renewed.
+func (l *leases) confirm() {
+	until := l.renewed.Add(l.cfg.LeaseTTL - l.margin())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	held := make(map[int]lease, len(l.held))

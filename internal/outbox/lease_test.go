@@ -11,6 +11,7 @@ import (
 
 	"backstep/internal/message"
 	"backstep/internal/outbox"
+	"backstep/internal/testenv"
 )
 
 func TestFairShare(t *testing.T) {
@@ -165,6 +166,103 @@ func TestTakeOver(t *testing.T) {
 	published(t, db, 3)
 }
 
+// B02: a shard stalls no longer than the TTL and a second, at whatever moment between two of the
+// survivor's looks its owner dies.
+func TestTakeOverTakesTheTTLAndASecond(t *testing.T) {
+	t.Parallel()
+	const ttl, deaths = 10 * time.Second, 2 // so long that a fifth of it is more than a second
+	for i := range deaths {
+		t.Run(fmt.Sprintf("death %d", i), func(t *testing.T) {
+			t.Parallel()
+			db := database(t)
+			victim := leases(db, "victim", ttl)
+			renew(t, victim)
+			survivor := start(t, db, &fake{}, outbox.Config{LeaseTTL: ttl, PollMax: 250 * time.Millisecond})
+			eventually(t, "the survivor lives", func() bool { return number(t, db, `SELECT COUNT(*) FROM relay_members`) == 2 })
+			// The survivor's heartbeat is a fifth of the TTL, and its first was just now.
+			<-time.After(time.Duration(i) * ttl / 5 / deaths)
+			renew(t, victim)
+			died := time.Now()
+			eventually(t, "the survivor has all shards", func() bool { return survivor.Shards() == message.Shards })
+			if took := time.Since(died); took > ttl+time.Second {
+				t.Errorf("the shards stalled for %s, want at most %s", took, ttl+time.Second)
+			}
+		})
+	}
+}
+
+// A relay that has joined after another died cannot have watched that one for a TTL. It need not:
+// it goes by those who have, and its part of the shards stalls no longer than theirs.
+func TestTakeOverWithANewcomer(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	db := database(t)
+	cfg := outbox.Config{LeaseTTL: ttl, PollMax: 250 * time.Millisecond}
+	victim := leases(db, "victim", ttl)
+	renew(t, victim)
+	survivor := start(t, db, &fake{}, cfg)
+	eventually(t, "the survivor lives", func() bool { return number(t, db, `SELECT COUNT(*) FROM relay_members`) == 2 })
+	renew(t, victim)
+	died := time.Now()
+	<-time.After(ttl / 2)
+	newcomer := start(t, db, &fake{}, cfg)
+	eventually(t, "they share all shards", func() bool { return survivor.Shards() == 8 && newcomer.Shards() == 8 })
+	if took := time.Since(died); took > ttl+time.Second {
+		t.Errorf("the shards stalled for %s, want at most %s", took, ttl+time.Second)
+	}
+}
+
+// A relay that joins or stops is noticed at once, however long the TTL and so the time between
+// two heartbeats is.
+func TestHandOverDoesNotWaitForAHeartbeat(t *testing.T) {
+	t.Parallel()
+	const ttl = 5 * time.Minute // heartbeats are a minute apart
+	db, f := database(t), &fake{}
+	one := start(t, db, f, outbox.Config{LeaseTTL: ttl})
+	eventually(t, "the first has all shards", func() bool { return one.Shards() == message.Shards })
+	began := time.Now()
+	two := start(t, db, f, outbox.Config{LeaseTTL: ttl})
+	eventually(t, "they share the shards", func() bool { return one.Shards() == 8 && two.Shards() == 8 })
+	two.stop()
+	eventually(t, "the first has all shards again", func() bool { return one.Shards() == message.Shards })
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("joining and leaving took %s, as if it had waited for a heartbeat", took)
+	}
+}
+
+// The owner may have renewed while an observer was still reading. That does not count as time in
+// which it was seen to stand still.
+func TestSlowLookTakesNothingThatIsTrusted(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
+	dsn := testenv.Database(t)
+	db, narrow := open(t, dsn), open(t, dsn)
+	narrow.SetMaxOpenConns(1)
+	owner, observer := leases(db, "owner", ttl), leases(narrow, "observer", ttl)
+	renew(t, owner)
+	renew(t, observer)
+	busy, err := narrow.Conn(t.Context()) // whoever looks now waits
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { watch(t, observer) })
+	<-time.After(ttl * 3 / 5)
+	renew(t, owner)
+	if err := busy.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	eventually(t, "the observer takes over", func() bool {
+		watch(t, observer)
+		took := number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE owner = 'observer'`) > 0
+		if took && len(owner.Owned()) > 0 {
+			t.Fatal("it took over what the owner still trusts")
+		}
+		return took
+	})
+}
+
 // A lease that cannot be renewed is trusted for less than the TTL.
 func TestLeaseIsNotTrustedForTTL(t *testing.T) {
 	t.Parallel()
@@ -189,6 +287,13 @@ func renew(t *testing.T, l outbox.Leases) {
 	t.Helper()
 	if err := l.Renew(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func watch(t *testing.T, l outbox.Leases) {
+	t.Helper()
+	if err := l.Watch(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

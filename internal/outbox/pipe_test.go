@@ -79,6 +79,27 @@ func TestConfirmsThatDoNotCome(t *testing.T) {
 	}
 }
 
+// B26: a relay that waits for a slow broker has no transaction open and no row locked, so neither
+// writers nor other relays wait with it.
+func TestSlowBrokerHoldsNoLocks(t *testing.T) {
+	t.Parallel()
+	db, slow := database(t), &fake{PublishFunc: func(*fakeChannel, uint64, *message.Message) error { return nil }}
+	one := start(t, db, slow, outbox.Config{DrainTimeout: time.Millisecond})
+	eventually(t, "it has all shards", func() bool { return one.Shards() == message.Shards })
+	const rows = 3
+	add(t, db, commands("q", names("m", rows))...)
+	eventually(t, "they are in flight", func() bool { return len(slow.all()) == rows })
+	exec(t, db, `SELECT id FROM outbox_events FOR UPDATE NOWAIT`)
+	quick := &fake{}
+	two := start(t, db, quick, outbox.Config{})
+	eventually(t, "another relay gets shards of which nothing is in flight", func() bool { return two.Shards() >= 8-rows })
+	add(t, db, commands("q", names("n", 200))...) // of all shards
+	eventually(t, "it publishes", func() bool { return len(quick.all()) > 0 })
+	if n := having(t, db, "PENDING"); n < rows {
+		t.Errorf("%d rows are pending, want those in flight, %d, at least", n, rows)
+	}
+}
+
 // What was in flight when a channel is lost is published again, with the same id.
 func TestChannelLost(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,8 @@ import (
 	"backstep/internal/sqltx"
 )
 
-// sighting is what this relay last saw of a counter, and since when it has not moved.
+// sighting is what this relay last saw of a counter, and since when it has not moved: not
+// before it was read, however long the reading took.
 type sighting struct {
 	count uint64
 	moved time.Time
@@ -43,7 +44,7 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	blind := now.Sub(s.at) > ttl
 	see := func(last sighting, count uint64) sighting {
 		if blind || last.moved.IsZero() || last.count != count {
-			return sighting{count, now}
+			return sighting{count, time.Now()}
 		}
 		return last
 	}
@@ -76,6 +77,25 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 	}
 	s.at, s.shards, s.members = now, shards, members
 	return nil
+}
+
+// untilDeath returns for how long nobody more can be given up who has not been yet.
+func (s *sightings) untilDeath(ttl time.Duration) time.Duration {
+	soonest := ttl
+	see := func(last sighting) {
+		if left := ttl - time.Since(last.moved); left > 0 {
+			soonest = min(soonest, left)
+		}
+	}
+	for _, sh := range s.shards {
+		if sh.owner != nil {
+			see(sh.sighting)
+		}
+	}
+	for _, m := range s.members {
+		see(m)
+	}
+	return soonest
 }
 
 // scan runs a query and calls each for each of its rows.

@@ -71,6 +71,16 @@ func (s *Servers) up(ctx context.Context, c *compose) error {
 	}
 	c.env = append(os.Environ(), fmt.Sprintf("MYSQL_PORT=%d", ports[0]),
 		fmt.Sprintf("AMQP_PORT=%d", ports[1]), fmt.Sprintf("MANAGEMENT_PORT=%d", ports[2]))
+	preload := ""
+	if s.clock != nil {
+		if err := s.clock.make(ctx, c.dir); err != nil {
+			return err
+		}
+		preload = filepath.Join("/", clockDir, clockLibrary)
+	} else if err := os.Mkdir(filepath.Join(c.dir, clockDir), 0o700); err != nil { // or Docker makes it, as root
+		return err
+	}
+	c.env = append(c.env, "CLOCK_PRELOAD="+preload)
 	if err := os.WriteFile(filepath.Join(c.dir, "compose.yaml"), composeYAML, 0o600); err != nil {
 		return err
 	}

@@ -41,8 +41,8 @@ func findMySQL(ctx context.Context, r root, path searchPath) (mysqlPrograms, err
 	return mysqlPrograms{server, install}, err
 }
 
-// startMySQL creates a data folder in dir and starts a server on it.
-func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysqlPrograms) (*process, *mysql.Config, error) {
+// startMySQL creates a data folder in dir and starts a server on it, that goes by c if it is not nil.
+func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysqlPrograms, c *clock) (*process, *mysql.Config, error) {
 	ports, err := freePorts(1)
 	if err != nil {
 		return nil, nil, err
@@ -84,7 +84,7 @@ func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysq
 		ready: func(ctx context.Context) error { return pingMySQL(ctx, cfg) },
 		command: func() *exec.Cmd {
 			// It outlives the call that starts it; stop, kill and the guard end it.
-			return r.command(context.Background(), dir, programs.server, append(options,
+			cmd := r.command(context.Background(), dir, programs.server, append(options,
 				"--bind-address=127.0.0.1",
 				fmt.Sprintf("--port=%d", ports[0]),
 				"--loose-mysqlx=OFF",
@@ -99,7 +99,16 @@ func startMySQL(ctx context.Context, g *guard, dir string, r root, programs mysq
 				"--sync-binlog=1",
 				"--loose-binlog-format=ROW",
 			)...)
+			if c != nil {
+				cmd.Env = append(os.Environ(), c.environment()...)
+			}
+			return cmd
 		},
+	}
+	if c != nil {
+		if err := c.make(ctx, dir); err != nil {
+			return nil, nil, err
+		}
 	}
 	install := r.command(ctx, dir, programs.server, append(options, "--initialize-insecure")...)
 	if programs.install != "" {

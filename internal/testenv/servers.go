@@ -33,6 +33,9 @@ type Options struct {
 	// Stack says which programs to start: Current, or "" for those in Path. With a stack,
 	// neither Docker nor anything that is installed is used.
 	Stack string
+	// ShiftableClock gives a database that is started a wall clock of its own, see
+	// ShiftDatabaseClock.
+	ShiftableClock bool
 }
 
 // Servers are a MySQL (or MariaDB) and a RabbitMQ that serve.
@@ -43,6 +46,7 @@ type Servers struct {
 	amqp       *url.URL
 	management *url.URL
 	stack      string
+	clock      *clock // the database's own, if any
 
 	guard *guard // nil if we started nothing
 	stop  func() error
@@ -66,6 +70,9 @@ func Start(ctx context.Context, o Options) (*Servers, error) {
 	began := time.Now()
 	s := &Servers{stack: o.Stack}
 	s.stop = sync.OnceValue(s.stopAll)
+	if o.ShiftableClock {
+		s.clock = &clock{}
+	}
 	if err := s.start(ctx, o); err != nil {
 		return nil, errors.Join(err, s.Stop())
 	}
@@ -136,7 +143,7 @@ func (s *Servers) startProcesses(ctx context.Context, files programs, dir string
 	if s.database == nil {
 		wg.Go(func() {
 			errMySQL = tryToStart(ctx, dir, "mysql", func(dir string) error {
-				p, dsn, err := startMySQL(ctx, s.guard, dir, files.root, files.mysql)
+				p, dsn, err := startMySQL(ctx, s.guard, dir, files.root, files.mysql, s.clock)
 				if p != nil {
 					s.database, s.dsn = p, dsn
 				}

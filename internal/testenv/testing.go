@@ -88,6 +88,15 @@ func PrivateDatabase(t testing.TB) *Servers {
 	return start(t, Options{AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack()})
 }
 
+// ClockedDatabase is PrivateDatabase with a database whose clock ShiftDatabaseClock shifts.
+func ClockedDatabase(t testing.TB) *Servers {
+	t.Helper()
+	s := Shared(t)
+	return start(t, Options{
+		AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack(), ShiftableClock: true,
+	})
+}
+
 func start(t testing.TB, o Options) *Servers {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
