@@ -23,9 +23,8 @@ type row struct {
 	key        string
 	dest       destination
 	msg        message.Message
-	size       int       // bytes
-	fault      string    // why it can never be published: it does not decode
-	created    time.Time // by our monotonic clock, as far as the database's tells
+	size       int    // bytes
+	fault      string // why it can never be published: it does not decode
 	sent       time.Time
 	span       trace.Span // of the publish, while it is in flight
 	alone      bool       // it was sent with nothing else in flight, to see whether it is to blame
@@ -51,8 +50,7 @@ const highestSQL = `SELECT COALESCE(MAX(id), 0) FROM outbox_events`
 // filesort, no row of another shard or status is looked at.
 const selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
-        exchange, routing_key, mandatory, properties, headers, payload, created_at,
-        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6))
+        exchange, routing_key, mandatory, properties, headers, payload, created_at
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
@@ -115,12 +113,10 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 		r := &row{}
 		var id, key, aggType, aggID, exchange, routingKey, properties, headers []byte
 		var created time.Time
-		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created); err != nil {
 			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
-		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
 		r.dest.exchange, r.dest.routingKey = string(exchange), string(routingKey)
 		r.decode(properties, headers)
