@@ -28,8 +28,8 @@ func (a *ages) note(id uint64, limit time.Duration) {
 	}
 }
 
-// atLeast reports whether a row has been there for limit. Not all who have will be known to: one
-// that was there before us is as old as we are.
+// atLeast reports whether a row is known to have been there for limit. One that was there before
+// us is as old as we are.
 func (a *ages) atLeast(limit time.Duration, id uint64) bool {
 	for _, m := range slices.Backward(a.marks) {
 		if time.Since(m.at) >= limit {
