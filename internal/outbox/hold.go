@@ -55,7 +55,7 @@ func (p *pump) refuse(h *hold, res message.Result, probed bool) {
 // due reports that r has been tried for long enough: at the next return it is parked. It is
 // tried once more without waiting for others.
 func (p *pump) due(h *hold, r *row) bool {
-	return h.unroutable >= p.cfg.ParkAfter && time.Since(r.created) >= p.cfg.ParkAfter
+	return h.unroutable >= p.cfg.ParkAfter && p.ages.atLeast(p.cfg.ParkAfter, r.id)
 }
 
 // hasRoom reports whether it is worth while to read rows of the destination that were left out.

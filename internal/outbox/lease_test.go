@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,6 +210,41 @@ func TestTakeOverWithANewcomer(t *testing.T) {
 	eventually(t, "they share all shards", func() bool { return survivor.Shards() == 8 && newcomer.Shards() == 8 })
 	if took := time.Since(died); took > ttl+time.Second {
 		t.Errorf("the shards stalled for %s, want at most %s", took, ttl+time.Second)
+	}
+}
+
+// A shard is not handed over while rows of it are in flight: its next owner would publish them
+// again.
+func TestHandOverWaitsForWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	var slow atomic.Bool
+	slow.Store(true)
+	later := make(chan func(), 1000)
+	f := &fake{PublishFunc: func(c *fakeChannel, tag uint64, _ *message.Message) error {
+		if slow.Load() {
+			later <- func() { c.answer(tag, message.Confirmed, "") }
+		} else {
+			c.answer(tag, message.Confirmed, "")
+		}
+		return nil
+	}}
+	one := start(t, db, f, outbox.Config{})
+	eventually(t, "it has all shards", func() bool { return one.Shards() == message.Shards })
+	ids := names("m", 300) // of all shards
+	add(t, db, commands("q", ids)...)
+	eventually(t, "they are in flight", func() bool { return len(f.all()) == len(ids) })
+	two := start(t, db, f, outbox.Config{})
+	eventually(t, "its surplus is to be handed over", func() bool { return one.Shards() == 8 })
+	never(t, "it is handed over", time.Second, func() bool { return two.Shards() > 0 })
+	slow.Store(false)
+	for len(later) > 0 {
+		(<-later)()
+	}
+	eventually(t, "they share the shards", func() bool { return two.Shards() == 8 })
+	published(t, db, len(ids))
+	if n := len(f.all()); n != len(ids) {
+		t.Errorf("%d publishes of %d rows", n, len(ids))
 	}
 }
 

@@ -111,6 +111,9 @@ func (p *pump) admit(done readDone) {
 		p.forgetRetired()
 		return
 	}
+	if done.highest != unknown {
+		p.ages.note(done.highest, p.cfg.ParkAfter)
+	}
 	if len(done.rows) > 0 {
 		crash.Point("relay.read")
 	}

@@ -26,6 +26,7 @@ type pump struct {
 	load  int              // of the known rows
 	keys  map[string]*line // by ordering key
 	dests map[destination]*hold
+	ages  ages
 	ready []*line // to be published
 	tries []*line // to try out destinations that have refused
 

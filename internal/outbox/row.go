@@ -24,9 +24,8 @@ type row struct {
 	key        string
 	dest       destination
 	msg        message.Message
-	size       int       // bytes
-	fault      string    // why it can never be published: it does not decode
-	created    time.Time // by our monotonic clock, as far as the database's tells
+	size       int    // bytes
+	fault      string // why it can never be published: it does not decode
 	sent       time.Time
 	span       trace.Span // of the publish, while it is in flight
 	alone      bool       // it was sent with nothing else in flight, to see whether it is to blame
@@ -48,7 +47,7 @@ func (d destination) String() string {
 // One look at the end of the primary key, in the same snapshot as the rows, and made to look
 // like one of them.
 const highestSQL = `
-(SELECT COALESCE(MAX(id), 0), 0, ` + noShardSQL + `, 0, '', '', '', '', '', '', 0, '', '', '', NOW(6), 0
+(SELECT COALESCE(MAX(id), 0), 0, ` + noShardSQL + `, 0, '', '', '', '', '', '', 0, '', '', '', NOW(6)
    FROM outbox_events)`
 
 // noShard is the shard of the row that tells the highest id.
@@ -61,8 +60,7 @@ const (
 // filesort, no row of another shard or status is looked at.
 const selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
-        exchange, routing_key, mandatory, properties, headers, payload, created_at,
-        TIMESTAMPDIFF(MICROSECOND, created_at, NOW(6))
+        exchange, routing_key, mandatory, properties, headers, payload, created_at
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
@@ -124,16 +122,14 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	for !f.cut && rs.Next() {
 		r := &row{}
 		var created time.Time
-		var age int64 // microseconds
 		if err := rs.Scan(&r.id, &r.generation, &r.shard, &r.attempts, &id, &key, &aggType, &aggID,
-			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created, &age); err != nil {
+			&exchange, &routingKey, &r.dest.mandatory, &properties, &headers, &r.msg.Body, &created); err != nil {
 			return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 		}
 		if r.shard == noShard {
 			f.highest = r.id
 			continue
 		}
-		r.created = time.Now().Add(-time.Duration(age) * time.Microsecond)
 		r.key = string(key)
 		r.dest.exchange, r.dest.routingKey = few.text(exchange), few.text(routingKey)
 		r.decode(properties, headers)
