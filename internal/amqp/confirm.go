@@ -118,11 +118,7 @@ func openConfirmer(ctx context.Context, client *Client, s *Session, window int) 
 	return c, nil
 }
 
-// close closes the channel without waiting for it: the answer may be behind a blocked socket,
-// and comes with the end of the session at the latest.
-func (c *confirmer) close() {
-	go func() { _ = c.ch.Close() }() // an error means it is closed
-}
+func (c *confirmer) close() { hangUp(c.ch) }
 
 // Results delivers what became of each message, oldest first as far as the broker confirms in
 // order. It is never closed.

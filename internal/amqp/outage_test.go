@@ -64,6 +64,44 @@ func TestOutages(t *testing.T) {
 		}
 	})
 
+	// The broker reads no farewell either from who has published, so nobody may wait for its answer.
+	t.Run("nobody waits for an answer", func(t *testing.T) {
+		c := start(t, Config{URL: b.URL})
+		declare(t, c)
+		ctx, stop := context.WithCancel(context.Background())
+		defer stop()
+		heard, ended := make(chan uint16, 1000), make(chan error, 1)
+		go func() { ended <- c.Listen(ctx, func(shards uint16) { heard <- shards }) }()
+		ringUntil(t, runBell(t, b.URL), 1, heard)
+		alarm(t, true)
+		defer alarm(t, false)
+		ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+		defer ch.Destroy()
+		publish(t, ch, command("orders"))
+		until(t, c, func() bool { return !c.Ready() })
+		stop()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Listen = %v, want nil", err)
+			}
+		case <-time.After(patience):
+			t.Error("Listen waits for the broker")
+		}
+		short, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		rung := make(chan error, 1)
+		go func() { rung <- NewBell(c).RingOnce(short, 1) }()
+		select {
+		case err := <-rung:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("RingOnce = %v, want its context's error", err)
+			}
+		case <-time.After(patience):
+			t.Error("RingOnce waits for the broker")
+		}
+	})
+
 	// The broker reads nothing, the socket fills up, Publish waits in it.
 	stuff := func(c *Client, ch *ConfirmChannel) (sent uint64, err error) {
 		m := command("orders")

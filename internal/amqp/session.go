@@ -88,6 +88,12 @@ func (s *Session) channel(ctx context.Context, setUp func(*amqp091.Channel) erro
 	}, func() { _ = ch.Close() })
 }
 
+// hangUp closes a channel without waiting for it: under an alarm the broker does not read the
+// request, and the answer comes with the end of the session at the latest.
+func hangUp(ch *amqp091.Channel) {
+	go func() { _ = ch.Close() }() // an error means it is closed
+}
+
 // await runs fn, which waits for answers of the broker in calls that know no context. If ctx
 // ends first it returns the context's error at once, and undo is called when fn has succeeded
 // after all. fn ends with its session at the latest.
