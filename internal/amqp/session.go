@@ -57,11 +57,14 @@ func (s *Session) watch(onBlocked func(reason string)) {
 // why says in words why the session ended. It must have ended.
 func (s *Session) why() string { return closeReason(s.err) }
 
-// close says farewell, if the broker listens, and returns when the session has ended.
+// close says farewell, if the broker listens, and returns when the session has ended. Under an
+// alarm it does not.
 func (s *Session) close() {
-	// An error means that it is closed already, or that the broker did not answer in time;
-	// either way it is closed now.
-	_ = s.conn.CloseDeadline(time.Now().Add(closeTimeout))
+	if s.blocked.Load() == nil {
+		// An error means that it is closed already, or that the broker did not answer in time;
+		// either way it is closed now.
+		_ = s.conn.CloseDeadline(time.Now().Add(closeTimeout))
+	}
 	s.cut()
 	<-s.done
 	<-s.socket.done
