@@ -16,14 +16,30 @@ func TestOutcomes(t *testing.T) {
 	if _, err := servers.Rabbitmqctl(t.Context(), "eval", fmt.Sprintf(setMaxBody, maxBody)); err != nil {
 		t.Fatal(err)
 	}
-	t.Run("refusals", func(t *testing.T) {
-		w := wired(t, servers.AMQPURL(""))
-		s := newStage(t, servers, []string{"good", "late", "deleted"}, w)
-		testRefusals(t, s, w)
+	t.Run("virtual hosts", func(t *testing.T) { // which do not harm each other
+		t.Run("refusals", func(t *testing.T) {
+			t.Parallel()
+			w := wired(t, servers.AMQPURL(""))
+			testRefusals(t, newStage(t, servers, []string{"good", "late", "deleted"}, w), w)
+		})
+		t.Run("parking", func(t *testing.T) {
+			t.Parallel()
+			testParking(t, newStage(t, servers, []string{"good"}, nil, "BACKSTEP_RELAY_PARK_AFTER=2s"))
+		})
+		t.Run("outages", func(t *testing.T) {
+			t.Parallel()
+			testOutages(t, newStage(t, servers, nil, nil), vhostOutages())
+		})
 	})
-	t.Run("parking", func(t *testing.T) {
-		testParking(t, newStage(t, servers, []string{"good"}, nil, "BACKSTEP_RELAY_PARK_AFTER=2s"))
+	t.Run("broker", func(t *testing.T) {
+		testOutages(t, newStage(t, servers, nil, nil), brokerOutages())
 	})
+}
+
+func testOutages(t *testing.T, s *stage, outages []outage) {
+	for i, o := range outages {
+		t.Run(o.name, func(t *testing.T) { testOutage(t, s, o, fmt.Sprintf("outage%d", i)) })
+	}
 }
 
 // Since 4.0 the broker keeps the limit in a second place, from its start on.

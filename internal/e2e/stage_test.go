@@ -31,6 +31,9 @@ type stage struct {
 	user    string // URL
 	relay   *proc
 
+	other     *proc  // relay
+	elsewhere *wheel // on the same broker
+
 	mu    sync.Mutex                 // guards taken
 	taken map[string]map[string]bool // ids that consumers have, by queue
 }
@@ -54,6 +57,14 @@ func newStage(t *testing.T, servers *testenv.Servers, queues []string, by *wire,
 		w.sink(q)
 	}
 	return s
+}
+
+func (s *stage) userName() string {
+	u, err := url.Parse(s.user)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return u.User.Username()
 }
 
 // planted is an outbox row as a writer in another language plants it: nobody has checked it.

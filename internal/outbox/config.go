@@ -43,7 +43,7 @@ const bound = 64
 
 const (
 	holdMin = 100 * time.Millisecond // first wait of a destination that refused
-	holdMax = 5 * time.Second
+	holdMax = 4 * time.Second        // all shall flow within 5 s of its taking messages again
 )
 
 func (c Config) withDefaults() Config {
