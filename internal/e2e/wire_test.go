@@ -87,6 +87,16 @@ func (w *wire) keepBack(key string) {
 	}
 }
 
+// waiting returns how many confirms are kept back from channels that are open.
+func (w *wire) waiting() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.channels {
+		n += len(c.kept)
+	}
+	return n
+}
+
 // spoil makes the broker meet a malformed frame where message headers hold this text; "" ends it.
 func (w *wire) spoil(text string) {
 	w.mu.Lock()
@@ -102,6 +112,7 @@ const (
 // methods we know of, by class and method
 const (
 	channelOpen    = 20<<16 | 10
+	channelClose   = 20<<16 | 40
 	confirmSelect  = 85<<16 | 10
 	basicPublish   = 60<<16 | 40
 	basicAck       = 60<<16 | 80
@@ -155,7 +166,7 @@ func (w *wire) note(client net.Conn, frame []byte) {
 	id, args, ch := method(frame)
 	at := channel{client, ch}
 	switch id {
-	case channelOpen:
+	case channelOpen, channelClose:
 		delete(w.channels, at)
 	case confirmSelect:
 		w.channels[at] = &confirms{keys: map[uint64]string{}}
