@@ -122,6 +122,10 @@ func encode(ctx context.Context, m message.Message) ([]any, error) {
 	}, nil
 }
 
+// maxBody is more than any consumer of ours takes, 4 MiB, also in the envelope of a parked copy,
+// and less than what brokers (16 MiB since 4.0) and databases (16 MiB, MariaDB) take by default.
+const maxBody = 8 << 20
+
 // validate holds what AMQP's short strings and our columns can carry: 255 bytes.
 func validate(m *message.Message) error {
 	for _, f := range []struct{ name, value string }{
@@ -147,6 +151,9 @@ func validate(m *message.Message) error {
 	}
 	if m.Exchange == "" {
 		return fmt.Errorf("no exchange")
+	}
+	if len(m.Body) > maxBody {
+		return fmt.Errorf("the body has %d bytes; %d is the limit", len(m.Body), maxBody)
 	}
 	return nil
 }
