@@ -104,6 +104,9 @@ func encode(ctx context.Context, m message.Message) ([]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
 	}
+	if _, err := m.Headers.WireSize(); err != nil {
+		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
+	}
 	properties, err := message.EncodeProperties(m.Properties)
 	if err != nil {
 		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)

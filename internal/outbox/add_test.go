@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -109,6 +110,13 @@ func TestAddInvalid(t *testing.T) {
 		{"nested header", func(m *message.Message) {
 			m.Headers = message.Headers{"t": message.Headers{"l": []any{struct{}{}}}}
 		}, `header "l"`},
+		// B20: never a row that is committed and cannot be sent.
+		{"a header table over 64 KiB", func(m *message.Message) {
+			m.Headers = message.Headers{"big": strings.Repeat("x", 200_000)}
+		}, "the limit is 65536"},
+		{"number that is none", func(m *message.Message) { m.Headers = message.Headers{"n": math.NaN()} }, `NaN (header "n")`},
+		{"long header name", func(m *message.Message) { m.Headers = message.Headers{long: 1} }, "header name has 256 bytes"},
+		{"long list", func(m *message.Message) { m.Headers = message.Headers{"l": make([]any, 8193)} }, `8193 entries`},
 		{"header name", func(m *message.Message) { m.Headers = message.Headers{"\xff": "x"} }, "not valid UTF-8"},
 	}
 	for _, tt := range tests {
