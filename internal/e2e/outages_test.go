@@ -160,12 +160,7 @@ func testOutage(t *testing.T, s *stage, o outage, prefix string) {
 		since = s.lastRow()
 	}
 	if o.unready != "" {
-		s.eventually(10*time.Second, "the relay is not ready, and says why", func() error {
-			if err := s.relay.ready(); err == nil || !strings.Contains(err.Error(), o.unready) {
-				return fmt.Errorf("readyz: %v", err)
-			}
-			return nil
-		})
+		s.eventually(10*time.Second, "the relay is not ready", func() error { return s.relay.says(o.unready) })
 	}
 	if o.during != nil {
 		o.during(s)
@@ -266,12 +261,7 @@ const alarmOrders = 20
 // alarmed demands what goes on during an alarm: a relay that is to stop does, with rows in
 // flight that nobody will confirm, and workers consume and ack.
 func (s *stage) alarmed() {
-	s.eventually(10*time.Second, "the other relay is blocked as well", func() error {
-		if err := s.other.ready(); err == nil || !strings.Contains(err.Error(), "blocked") {
-			return fmt.Errorf("readyz: %v", err)
-		}
-		return nil
-	})
+	s.eventually(10*time.Second, "the other relay is not ready either", func() error { return s.other.says("blocked") })
 	began := time.Now()
 	s.other.signal(syscall.SIGTERM)
 	worker := s.elsewhere.start("worker")

@@ -356,3 +356,13 @@ func (p *proc) ready() error {
 	text, err := io.ReadAll(resp.Body)
 	return errors.Join(err, errors.New(strings.TrimSpace(string(text))))
 }
+
+// says demands that the process is not ready, and says why.
+func (p *proc) says(why string) error {
+	p.t.Helper()
+	err := p.ready()
+	if err != nil && strings.Contains(err.Error(), why) {
+		return nil
+	}
+	return fmt.Errorf("/readyz does not say %q: %w", why, cmp.Or(err, errors.New("it is ready")))
+}
