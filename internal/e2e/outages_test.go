@@ -43,7 +43,7 @@ func vhostOutages() []outage {
 				s.ctl("eval", fmt.Sprintf(closeAgainAndAgain, s.userName(), 2, 10))
 			},
 			end:   func(s *stage) { s.other.signal(syscall.SIGTERM) }, // whatever it is doing
-			after: (*stage).fewChannels,
+			after: (*stage).otherEnded,
 		},
 		{ // B29
 			name:    "the virtual host is deleted",
@@ -79,10 +79,17 @@ Close = fun Close(0) -> done; Close(N) ->
   end end,
 Close(%d).`
 
-// fewChannels demands that a relay has one connection, with the channels of its pool and one
-// for the doorbell, and that the other has stopped.
-func (s *stage) fewChannels() {
+// otherEnded demands that the other relay has stopped, and that this one has lost nothing on
+// the way.
+func (s *stage) otherEnded() {
 	s.other.ended(time.Now(), drain+5*time.Second)
+	s.fewChannels()
+}
+
+// fewChannels demands that a relay has one connection, with no more channels than those of its
+// pool and one for the doorbell.
+func (s *stage) fewChannels() {
+	s.t.Helper()
 	const most = 4 + 1
 	own := 0
 	for line := range strings.Lines(s.ctl("-q", "list_connections", "user", "channels")) {
