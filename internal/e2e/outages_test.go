@@ -42,7 +42,10 @@ func vhostOutages() []outage {
 				s.eventually(20*time.Second, "both relays publish", s.other.ready)
 				s.ctl("eval", fmt.Sprintf(closeAgainAndAgain, s.userName(), 2, 10))
 			},
-			end:   func(s *stage) { s.other.signal(syscall.SIGTERM) }, // whatever it is doing
+			end: func(s *stage) { // whatever it is doing
+				s.signalled = time.Now()
+				s.other.signal(syscall.SIGTERM)
+			},
 			after: (*stage).otherEnded,
 		},
 		{ // B29
@@ -82,7 +85,7 @@ Close(%d).`
 // otherEnded demands that the other relay has stopped, and that this one has lost nothing on
 // the way.
 func (s *stage) otherEnded() {
-	s.other.ended(time.Now(), drain+5*time.Second)
+	s.other.ended(s.signalled, drain+5*time.Second)
 	s.fewChannels()
 }
 
@@ -269,7 +272,7 @@ const alarmOrders = 20
 // flight that nobody will confirm, and workers consume and ack.
 func (s *stage) alarmed() {
 	s.eventually(10*time.Second, "the other relay is not ready either", func() error { return s.other.says("blocked") })
-	began := time.Now()
+	s.signalled = time.Now()
 	s.other.signal(syscall.SIGTERM)
 	worker := s.elsewhere.start("worker")
 	s.eventually(20*time.Second, "a worker consumes", func() error {
@@ -282,7 +285,7 @@ func (s *stage) alarmed() {
 	if ready, _ := s.elsewhere.broker.Queue(s.t, queue); ready > 0 {
 		s.t.Errorf("%d orders were not acked", ready)
 	}
-	s.other.ended(began, drain+5*time.Second)
+	s.other.ended(s.signalled, drain+5*time.Second)
 	if err := s.relay.ready(); err == nil {
 		s.t.Error("the alarm is over: the test shows nothing")
 	}

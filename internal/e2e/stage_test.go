@@ -31,8 +31,9 @@ type stage struct {
 	user    string // URL
 	relay   *proc
 
-	other     *proc  // relay
-	elsewhere *wheel // on the same broker
+	other     *proc     // relay
+	signalled time.Time // to end
+	elsewhere *wheel    // on the same broker
 
 	mu    sync.Mutex                 // guards taken
 	taken map[string]map[string]bool // ids that consumers have, by queue
