@@ -228,7 +228,7 @@ func TestExchangeNames(t *testing.T) {
 	mayNot := start(t, Config{URL: b.User(t, "^$", "^amq\\.fanout$", "^$")})
 	for _, exchange := range []string{
 		"börse 名前 😀", "\xff\xfe\x00", "it's", "a' in vhost 'b", "%s ~p\n", "exchange 'x",
-		strings.Repeat("x", 190), strings.Repeat("x", 215), strings.Repeat("x", 230), strings.Repeat("x", 255), strings.Repeat("é", 127),
+		strings.Repeat("x", 190), strings.Repeat("x", 215), strings.Repeat("x", 230), strings.Repeat("x", 255),
 	} {
 		for code, c := range map[string]*Client{"404": may, "403": mayNot} {
 			ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
@@ -303,6 +303,32 @@ func TestCrash(t *testing.T) {
 			t.Errorf("result %v, want lost", r.Kind)
 		}
 	})
+}
+
+// TestCrashAgainAndAgain: a broker that closes connections over messages is there, so it is not
+// waited for as if it were not.
+func TestCrashAgainAndAgain(t *testing.T) {
+	b := testenv.Vhost(t)
+	c := start(t, Config{URL: b.URL})
+	const rounds = 15
+	began := time.Now()
+	for range rounds {
+		s := session(t, c)
+		ch, err := s.conn.Channel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		nan := amqp091.Publishing{Headers: amqp091.Table{"n": math.NaN()}} // Publish would refuse it
+		if err := ch.Publish("amq.fanout", "", false, false, nan); err != nil {
+			t.Fatal(err)
+		}
+		<-s.Done()
+	}
+	session(t, c)
+	// With the waits of an outage it takes twice as long.
+	if took := time.Since(began); took > 9*time.Second {
+		t.Errorf("%d connections took %s", rounds, took)
+	}
 }
 
 // TestConnectionClosedWhilePublishing: each message has its result, and no healthy one is blamed.
