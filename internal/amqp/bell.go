@@ -92,7 +92,8 @@ func publishRing(ch *amqp091.Channel, shards uint16) error {
 	})
 }
 
-// RingOnce rings now, and waits until the broker has the ring: for a process that ends then.
+// RingOnce rings now, and waits until the broker has the ring, or ctx ends: for a process that
+// ends then.
 func (b *Bell) RingOnce(ctx context.Context, shards uint16) error {
 	ch, err := b.open(ctx)
 	if err != nil {
@@ -100,10 +101,13 @@ func (b *Bell) RingOnce(ctx context.Context, shards uint16) error {
 	}
 	closed := ch.NotifyClose(make(chan *amqp091.Error, 1))
 	// The broker takes them in order: a ring it refuses, it refuses before it answers the close.
-	err = errors.Join(publishRing(ch, shards), ch.Close())
-	if refused := <-closed; refused != nil {
-		err = refused
-	}
+	err = await(ctx, func() error {
+		err := errors.Join(publishRing(ch, shards), ch.Close())
+		if refused := <-closed; refused != nil {
+			err = refused
+		}
+		return err
+	}, func() {})
 	if err != nil {
 		return fmt.Errorf("ring the doorbell, exchange %q: %w", message.WakeExchange, err)
 	}
@@ -156,7 +160,7 @@ func (c *Client) listen(ctx context.Context, ring func(shards uint16)) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ch.Close() }() // the queue goes with its consumer
+	defer hangUp(ch) // the queue goes with its consumer
 	for {
 		select {
 		case <-ctx.Done():

@@ -53,7 +53,11 @@ func (c *Client) Run(ctx context.Context) error {
 		if time.Since(began) > c.cfg.MaxBackoff {
 			try = 0 // that one worked for a while
 		}
-		wait := retryDelay(try, c.cfg.MaxBackoff)
+		limit := c.cfg.MaxBackoff
+		if e, ok := errors.AsType[*endedError](err); ok && e.overMessage {
+			limit = min(limit, messageBackoff)
+		}
+		wait := retryDelay(try, limit)
 		state := fmt.Sprintf("not connected to %s: %v", c.address, err)
 		if c.cfg.GiveUp && !wasIn && errors.Is(err, ErrDenied) {
 			last = state
@@ -68,6 +72,19 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// messageBackoff is the longest wait when the broker closed the connection over something we
+// sent. It is there, and each time the relay knows more about which message that was: until it
+// is parked, all others wait.
+const messageBackoff = 200 * time.Millisecond
+
+// endedError says why a session ended.
+type endedError struct {
+	why         string
+	overMessage bool // closed by the broker with an error code
+}
+
+func (e *endedError) Error() string { return e.why }
 
 // firstBackoff is the limit of the first wait: a broker that only closed the connection is
 // there again at once.
@@ -108,7 +125,7 @@ func (c *Client) serve(ctx context.Context, in func()) error {
 	case <-ctx.Done():
 		return nil
 	case <-s.Done():
-		return errors.New(s.why())
+		return &endedError{s.why(), !isOutage(s.err)}
 	}
 }
 

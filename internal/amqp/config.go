@@ -27,7 +27,7 @@ type Config struct {
 	DialTimeout  time.Duration // TCP, TLS and AMQP handshake together; default 10 s
 	Heartbeat    time.Duration // default 10 s; a dead link is noticed after about three
 	WriteTimeout time.Duration // of one write into a socket the broker does not read; default 30 s
-	MaxBackoff   time.Duration // longest wait before connecting again; default 5 s
+	MaxBackoff   time.Duration // longest wait before connecting again; default 3 s
 
 	// OnSession runs on each new session before anybody gets it, to declare the topology, say.
 	// Its context ends with the session. After an error the session is closed and another is
@@ -51,7 +51,7 @@ func (c Config) withDefaults() Config {
 		{&c.DialTimeout, 10 * time.Second},
 		{&c.Heartbeat, 10 * time.Second},
 		{&c.WriteTimeout, 30 * time.Second},
-		{&c.MaxBackoff, 5 * time.Second},
+		{&c.MaxBackoff, 3 * time.Second}, // all shall flow within 5 s of the end of an outage
 	} {
 		if *d.field <= 0 {
 			*d.field = d.value

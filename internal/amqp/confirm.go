@@ -118,11 +118,7 @@ func openConfirmer(ctx context.Context, client *Client, s *Session, window int) 
 	return c, nil
 }
 
-// close closes the channel without waiting for it: the answer may be behind a blocked socket,
-// and comes with the end of the session at the latest.
-func (c *confirmer) close() {
-	go func() { _ = c.ch.Close() }() // an error means it is closed
-}
+func (c *confirmer) close() { hangUp(c.ch) }
 
 // Results delivers what became of each message, oldest first as far as the broker confirms in
 // order. It is never closed.
@@ -133,6 +129,8 @@ func (c *confirmer) Results() <-chan message.Result { return c.results }
 // error no Result follows. ErrRefused means that m can never be published as it is and
 // ErrWindowFull that there is no room now; nothing was written and the channel is as before.
 // After any other error the channel is of no more use and whether m was written is unknown.
+// Only a socket that the broker does not read makes Publish wait; if ctx ends then, it cuts the
+// connection.
 func (c *confirmer) Publish(ctx context.Context, tag uint64, m *message.Message) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -144,7 +142,9 @@ func (c *confirmer) Publish(ctx context.Context, tag uint64, m *message.Message)
 	if !c.admit() {
 		return ErrWindowFull
 	}
+	stop := context.AfterFunc(ctx, c.session.cut) // the write may wait for a broker that does not read
 	confirm, err := c.ch.PublishWithDeferredConfirm(m.Exchange, m.RoutingKey, m.Mandatory, false, p)
+	stop()
 	if err != nil {
 		c.dismiss()
 		if !errors.Is(err, amqp091.ErrClosed) {

@@ -204,7 +204,7 @@ func TestCheck(t *testing.T) {
 		return message.Headers{"l": l}
 	}
 	many := message.Headers{}
-	for i := range maxEntries + 1 {
+	for i := range 8192 + 1 {
 		many[fmt.Sprint(i)] = nil
 	}
 	type msg = message.Message
@@ -223,16 +223,16 @@ func TestCheck(t *testing.T) {
 		{"uint64", msg{Headers: message.Headers{"n": uint64(1)}}, `no type for uint64 (header "n")`},
 		{"struct in a list in a table", msg{Headers: message.Headers{"t": message.Headers{"l": []any{struct{}{}}}}}, `(header "l") (header "t")`},
 		{"table of the library", msg{Headers: message.Headers{"t": amqp091.Table{}}}, "no type for amqp091.Table"},
-		{"headers at the limit", msg{Headers: message.Headers{"h": strings.Repeat("x", maxHeaders-4-2-5)}}, ""},
-		{"headers over the limit", msg{Headers: message.Headers{"h": strings.Repeat("x", maxHeaders-4-2-5+1)}}, "65537 bytes encoded"},
+		{"headers at the limit", msg{Headers: message.Headers{"h": strings.Repeat("x", message.MaxHeaderBytes-4-2-5)}}, ""},
+		{"headers over the limit", msg{Headers: message.Headers{"h": strings.Repeat("x", message.MaxHeaderBytes-4-2-5+1)}}, "65537 bytes encoded"},
 		{"infinite", msg{Headers: message.Headers{"f": math.Inf(-1)}}, "cannot read the number -Inf"},
 		{"not a number", msg{Headers: message.Headers{"f": float32(math.NaN())}}, "cannot read the number NaN"},
-		{"as deep as readers go", msg{Headers: deep(maxDepth)}, ""},
-		{"deeper", msg{Headers: deep(maxDepth + 1)}, "nested deeper"},
-		{"lists as deep as readers go", msg{Headers: deepList(maxDepth - 1)}, ""},
-		{"deeper lists", msg{Headers: deepList(maxDepth)}, "nested deeper"},
+		{"as deep as readers go", msg{Headers: deep(32)}, ""},
+		{"deeper", msg{Headers: deep(32 + 1)}, "nested deeper"},
+		{"lists as deep as readers go", msg{Headers: deepList(32 - 1)}, ""},
+		{"deeper lists", msg{Headers: deepList(32)}, "nested deeper"},
 		{"too many headers", msg{Headers: many}, "8193 entries"},
-		{"too long a list", msg{Headers: message.Headers{"l": make([]any, maxEntries+1)}}, "8193 entries"},
+		{"too long a list", msg{Headers: message.Headers{"l": make([]any, 8192+1)}}, "8193 entries"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -207,7 +207,9 @@ func (c *confirmer) brokerServes() bool {
 
 // blames reports whether e closed a channel because a message was published to this exchange,
 // which is missing or forbidden. The broker names the exchange in the text of the reply,
-// "NOT_FOUND - no exchange 'x' in vhost 'y'", and the default exchange as amq.default.
+// "NOT_FOUND - no exchange 'x' in vhost 'y'", and the default exchange as amq.default. A reply
+// text has 255 bytes at most: the broker cuts it short, and ends it with dots, in the middle of
+// a long name. Then what there is of the name must do.
 func blames(e *amqp091.Error, exchange string) bool {
 	if e == nil || !e.Server || e.Code != amqp091.NotFound && e.Code != amqp091.AccessRefused {
 		return false
@@ -215,7 +217,13 @@ func blames(e *amqp091.Error, exchange string) bool {
 	if exchange == "" {
 		exchange = "amq.default"
 	}
-	return strings.Contains(e.Reason, "exchange '"+exchange+"' in vhost")
+	name := exchange + "' in vhost"
+	if strings.Contains(e.Reason, "exchange '"+name) {
+		return true
+	}
+	shown, cut := strings.CutSuffix(e.Reason, "...")
+	_, begin, named := strings.Cut(shown, "exchange '")
+	return cut && named && strings.HasPrefix(name, begin)
 }
 
 func isDone(fl *flight) bool {

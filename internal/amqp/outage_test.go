@@ -64,12 +64,50 @@ func TestOutages(t *testing.T) {
 		}
 	})
 
+	// The broker reads no farewell either from who has published, so nobody may wait for its answer.
+	t.Run("nobody waits for an answer", func(t *testing.T) {
+		c := start(t, Config{URL: b.URL})
+		declare(t, c)
+		ctx, stop := context.WithCancel(context.Background())
+		defer stop()
+		heard, ended := make(chan uint16, 1000), make(chan error, 1)
+		go func() { ended <- c.Listen(ctx, func(shards uint16) { heard <- shards }) }()
+		ringUntil(t, runBell(t, b.URL), 1, heard)
+		alarm(t, true)
+		defer alarm(t, false)
+		ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+		defer ch.Destroy()
+		publish(t, ch, command("orders"))
+		until(t, c, func() bool { return !c.Ready() })
+		stop()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Listen = %v, want nil", err)
+			}
+		case <-time.After(patience):
+			t.Error("Listen waits for the broker")
+		}
+		short, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		rung := make(chan error, 1)
+		go func() { rung <- NewBell(c).RingOnce(short, 1) }()
+		select {
+		case err := <-rung:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("RingOnce = %v, want its context's error", err)
+			}
+		case <-time.After(patience):
+			t.Error("RingOnce waits for the broker")
+		}
+	})
+
 	// The broker reads nothing, the socket fills up, Publish waits in it.
-	stuff := func(c *Client, ch *ConfirmChannel) (sent uint64, err error) {
+	stuff := func(ctx context.Context, ch *ConfirmChannel) (sent uint64, err error) {
 		m := command("orders")
 		m.Body = make([]byte, 1<<20)
 		for {
-			if err := ch.Publish(context.Background(), sent, m); err != nil {
+			if err := ch.Publish(ctx, sent, m); err != nil {
 				return sent, err
 			}
 			sent++
@@ -82,7 +120,7 @@ func TestOutages(t *testing.T) {
 		defer ch.Destroy()
 		alarm(t, true)
 		defer alarm(t, false)
-		sent, err := stuff(c, ch)
+		sent, err := stuff(context.Background(), ch)
 		if err == nil || errors.Is(err, ErrWindowFull) {
 			t.Fatalf("Publish into a blocked socket = %v after %d messages", err, sent)
 		}
@@ -91,6 +129,25 @@ func TestOutages(t *testing.T) {
 		}
 		<-old.Done()
 		session(t, c) // connecting is possible under an alarm
+	})
+	t.Run("Publish gives up with its context", func(t *testing.T) {
+		c := start(t, Config{URL: b.URL})
+		old := session(t, c)
+		ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+		defer ch.Destroy()
+		alarm(t, true)
+		defer alarm(t, false)
+		ctx, giveUp := context.WithCancel(context.Background())
+		defer giveUp()
+		began := time.Now()
+		time.AfterFunc(3*time.Second, giveUp) // the socket has long been full
+		if _, err := stuff(ctx, ch); err == nil {
+			t.Error("Publish into a blocked socket gave nil")
+		}
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("Publish gave up after %s", took) // half the write time-out
+		}
+		<-old.Done()
 	})
 	t.Run("Run ends while Publish waits", func(t *testing.T) {
 		alarm(t, true)
@@ -105,7 +162,7 @@ func TestOutages(t *testing.T) {
 		p := NewPublisher(c, PublisherConfig{})
 		ch := acquire(t, p)
 		stuffed := make(chan struct{})
-		go func() { defer close(stuffed); _, _ = stuff(c, ch) }()
+		go func() { defer close(stuffed); _, _ = stuff(context.Background(), ch) }()
 		until(t, c, func() bool { return !c.Ready() })
 		began := time.Now()
 		cancel()

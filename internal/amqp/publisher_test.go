@@ -220,6 +220,34 @@ func TestForbiddenExchange(t *testing.T) {
 	}
 }
 
+// TestExchangeNames: whatever an exchange is called, the one the broker complains about is
+// found. It cuts its text to 255 bytes, so of the longest names that does not hold all.
+func TestExchangeNames(t *testing.T) {
+	b := testenv.Vhost(t)
+	may := start(t, Config{URL: b.URL})
+	mayNot := start(t, Config{URL: b.User(t, "^$", "^amq\\.fanout$", "^$")})
+	for _, exchange := range []string{
+		"börse 名前 😀", "\xff\xfe\x00", "it's", "a' in vhost 'b", "%s ~p\n", "exchange 'x",
+		strings.Repeat("x", 190), strings.Repeat("x", 215), strings.Repeat("x", 230), strings.Repeat("x", 255),
+	} {
+		for code, c := range map[string]*Client{"404": may, "403": mayNot} {
+			ch := acquire(t, newPublisher(t, c, PublisherConfig{}))
+			neighbour, m := command("orders"), command("orders")
+			neighbour.Exchange, neighbour.Mandatory, m.Exchange = "amq.fanout", false, exchange
+			publish(t, ch, neighbour, m)
+			for tag, r := range results(t, ch, 2) {
+				switch {
+				case tag == 1 && (r.Kind != message.Returned || !strings.Contains(r.Reason, code)):
+					t.Errorf("exchange %q: %+v, want returned with the broker's %s", exchange, r, code)
+				case tag == 0 && r.Kind != message.Lost && r.Kind != message.Confirmed:
+					t.Errorf("neighbour of exchange %q: %+v, want lost or confirmed", exchange, r)
+				}
+			}
+			ch.Destroy()
+		}
+	}
+}
+
 // TestPoison: the broker closes the channel over a message, and does not say which.
 func TestPoison(t *testing.T) {
 	b := testenv.Vhost(t)
@@ -275,6 +303,32 @@ func TestCrash(t *testing.T) {
 			t.Errorf("result %v, want lost", r.Kind)
 		}
 	})
+}
+
+// TestCrashAgainAndAgain: a broker that closes connections over messages is there, so it is not
+// waited for as if it were not.
+func TestCrashAgainAndAgain(t *testing.T) {
+	b := testenv.Vhost(t)
+	c := start(t, Config{URL: b.URL})
+	const rounds = 15
+	began := time.Now()
+	for range rounds {
+		s := session(t, c)
+		ch, err := s.conn.Channel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		nan := amqp091.Publishing{Headers: amqp091.Table{"n": math.NaN()}} // Publish would refuse it
+		if err := ch.Publish("amq.fanout", "", false, false, nan); err != nil {
+			t.Fatal(err)
+		}
+		<-s.Done()
+	}
+	session(t, c)
+	// With the waits of an outage it takes twice as long.
+	if took := time.Since(began); took > 9*time.Second {
+		t.Errorf("%d connections took %s", rounds, took)
+	}
 }
 
 // TestConnectionClosedWhilePublishing: each message has its result, and no healthy one is blamed.

@@ -57,11 +57,14 @@ func (s *Session) watch(onBlocked func(reason string)) {
 // why says in words why the session ended. It must have ended.
 func (s *Session) why() string { return closeReason(s.err) }
 
-// close says farewell, if the broker listens, and returns when the session has ended.
+// close says farewell, if the broker listens, and returns when the session has ended. Under an
+// alarm it does not.
 func (s *Session) close() {
-	// An error means that it is closed already, or that the broker did not answer in time;
-	// either way it is closed now.
-	_ = s.conn.CloseDeadline(time.Now().Add(closeTimeout))
+	if s.blocked.Load() == nil {
+		// An error means that it is closed already, or that the broker did not answer in time;
+		// either way it is closed now.
+		_ = s.conn.CloseDeadline(time.Now().Add(closeTimeout))
+	}
 	s.cut()
 	<-s.done
 	<-s.socket.done
@@ -86,6 +89,12 @@ func (s *Session) channel(ctx context.Context, setUp func(*amqp091.Channel) erro
 		}
 		return gone(err)
 	}, func() { _ = ch.Close() })
+}
+
+// hangUp closes a channel without waiting for it: under an alarm the broker does not read the
+// request, and the answer comes with the end of the session at the latest.
+func hangUp(ch *amqp091.Channel) {
+	go func() { _ = ch.Close() }() // an error means it is closed
 }
 
 // await runs fn, which waits for answers of the broker in calls that know no context. If ctx

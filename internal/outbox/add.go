@@ -104,6 +104,9 @@ func encode(ctx context.Context, m message.Message) ([]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
 	}
+	if _, err := m.Headers.WireSize(); err != nil {
+		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
+	}
 	properties, err := message.EncodeProperties(m.Properties)
 	if err != nil {
 		return nil, fmt.Errorf("%w: message %q: %w", ErrInvalid, m.MessageID, err)
@@ -121,6 +124,10 @@ func encode(ctx context.Context, m message.Message) ([]any, error) {
 		[]byte(m.Exchange), []byte(m.RoutingKey), m.Mandatory, properties, headers, body, idempotency,
 	}, nil
 }
+
+// maxBody is more than any consumer of ours takes, 4 MiB, also in the envelope of a parked copy,
+// and less than what brokers (16 MiB since 4.0) and databases (16 MiB, MariaDB) take by default.
+const maxBody = 8 << 20
 
 // validate holds what AMQP's short strings and our columns can carry: 255 bytes.
 func validate(m *message.Message) error {
@@ -147,6 +154,9 @@ func validate(m *message.Message) error {
 	}
 	if m.Exchange == "" {
 		return fmt.Errorf("no exchange")
+	}
+	if len(m.Body) > maxBody {
+		return fmt.Errorf("the body has %d bytes; %d is the limit", len(m.Body), maxBody)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -104,10 +105,18 @@ func TestAddInvalid(t *testing.T) {
 		{"expiration", func(m *message.Message) { m.Expiration = long }, "expiration"},
 		{"content type", func(m *message.Message) { m.ContentType = long }, "content_type"},
 		{"content encoding", func(m *message.Message) { m.ContentEncoding = long }, "content_encoding"},
+		{"body", func(m *message.Message) { m.Body = make([]byte, 8<<20+1) }, "body has 8388609 bytes"}, // B19
 		{"header type", func(m *message.Message) { m.Headers = message.Headers{"n": uint64(1)} }, `header "n": type uint64`},
 		{"nested header", func(m *message.Message) {
 			m.Headers = message.Headers{"t": message.Headers{"l": []any{struct{}{}}}}
 		}, `header "l"`},
+		// B20: never a row that is committed and cannot be sent.
+		{"a header table over 64 KiB", func(m *message.Message) {
+			m.Headers = message.Headers{"big": strings.Repeat("x", 200_000)}
+		}, "the limit is 65536"},
+		{"number that is none", func(m *message.Message) { m.Headers = message.Headers{"n": math.NaN()} }, `NaN (header "n")`},
+		{"long header name", func(m *message.Message) { m.Headers = message.Headers{long: 1} }, "header name has 256 bytes"},
+		{"long list", func(m *message.Message) { m.Headers = message.Headers{"l": make([]any, 8193)} }, `8193 entries`},
 		{"header name", func(m *message.Message) { m.Headers = message.Headers{"\xff": "x"} }, "not valid UTF-8"},
 	}
 	for _, tt := range tests {
@@ -142,7 +151,7 @@ func TestAddInvalidAmongLargeOnes(t *testing.T) {
 	t.Parallel()
 	db := database(t)
 	large := command("q", "large")
-	large.Body = make([]byte, 3<<20)
+	large.Body = make([]byte, 8<<20) // of zeros, which take two bytes each in a statement
 	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
 		if err := outbox.Add(ctx, tx, large, large, to("", "q", "bad")); !errors.Is(err, outbox.ErrInvalid) {
 			t.Errorf("Add = %v, want ErrInvalid", err)

@@ -43,7 +43,7 @@ const bound = 64
 
 const (
 	holdMin = 100 * time.Millisecond // first wait of a destination that refused
-	holdMax = 5 * time.Second
+	holdMax = 4 * time.Second        // all shall flow within 5 s of its taking messages again
 )
 
 func (c Config) withDefaults() Config {
@@ -96,7 +96,8 @@ type Publisher interface {
 
 // Channel is a confirm channel. It is used by one goroutine at a time.
 type Channel interface {
-	// Publish writes m and does not wait. After nil exactly one Result with this tag follows,
+	// Publish writes m and does not wait, unless the socket is full and the broker does not read;
+	// then it gives up when ctx ends. After nil exactly one Result with this tag follows,
 	// also when the channel dies. ErrRefused means m can never be published; after any other
 	// error the channel is of no more use and no Result follows for this tag.
 	Publish(ctx context.Context, tag uint64, m *message.Message) error

@@ -78,6 +78,10 @@ func (p *pump) run(ctx context.Context) {
 	defer p.wg.Wait()
 	defer cancel()
 	defer func() { p.drop(p.main); p.drop(p.side) }()
+	// This loop looks at its deadline only when it does not wait in a write.
+	publishing, giveUp := context.WithCancel(work)
+	defer giveUp()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.cfg.DrainTimeout, giveUp) })()
 	stopping := ctx.Done()
 	var deadline <-chan time.Time
 	timer := time.NewTimer(0)
@@ -120,7 +124,7 @@ func (p *pump) run(ctx context.Context) {
 		p.check(p.side)
 		running := stopping != nil
 		if running {
-			p.publish(work)
+			p.publish(publishing)
 			p.connect(work, p.side, p.tries)
 			p.connect(work, p.main, p.ready)
 			p.startChecks(work)

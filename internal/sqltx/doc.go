@@ -26,7 +26,8 @@
 //	interpolateParams               on: one round trip instead of three
 //	multiStatements, allowAllFiles, allowOldPasswords, columnsWithAlias, compress    off
 //	checkConnLiveness, rejectReadOnly    on: a connection that went bad is found before it is used
-//	maxAllowedPacket, connectionAttributes
+//	maxAllowedPacket                the server's: more is an error of the statement, not of the connection
+//	connectionAttributes
 //
 // What the driver does not know is a system variable for the session (time_zone, sql_mode,
 // autocommit, transaction_isolation, …). Many would break a promise: autocommit=0 loses

@@ -81,6 +81,7 @@ var classes = map[uint16]Class{
 	1054: Permanent, // ER_BAD_FIELD_ERROR
 	1064: Permanent, // ER_PARSE_ERROR
 	1146: Permanent, // ER_NO_SUCH_TABLE
+	1153: Permanent, // ER_NET_PACKET_TOO_LARGE
 	1264: Permanent, // ER_WARN_DATA_OUT_OF_RANGE
 	1366: Permanent, // ER_TRUNCATED_WRONG_VALUE_FOR_FIELD
 	1406: Permanent, // ER_DATA_TOO_LONG
@@ -111,6 +112,8 @@ func Classify(err error) Class {
 	}
 	var ne net.Error
 	switch {
+	case errors.Is(err, mysql.ErrPktTooLarge):
+		return Permanent
 	case errors.Is(err, ErrOutcomeUnknown),
 		errors.Is(err, driver.ErrBadConn), errors.Is(err, mysql.ErrInvalidConn),
 		errors.Is(err, mysql.ErrMalformPkt), errors.Is(err, mysql.ErrPktSync),

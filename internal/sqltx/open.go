@@ -40,6 +40,7 @@ func Open(dsn string, c Config) (*sql.DB, error) {
 	cfg.InterpolateParams = true // one round trip instead of three
 	cfg.RejectReadOnly = true    // a fail-over must not leave us on the old primary
 	cfg.Logger = &mysql.NopLogger{}
+	cfg.MaxAllowedPacket = 0 // the server's: it closes the connection over more, which looks like an outage
 	if c.ProgramName != "" {
 		cfg.ConnectionAttributes = "program_name:" + c.ProgramName
 	}

@@ -40,6 +40,8 @@ func TestClassify(t *testing.T) {
 		{"unknown outcome", fmt.Errorf("%w: %w", sqltx.ErrOutcomeUnknown, mysql.ErrInvalidConn), sqltx.Lost},
 		{"check violated, MySQL", &mysql.MySQLError{Number: 3819}, sqltx.Permanent},
 		{"check violated, MariaDB", &mysql.MySQLError{Number: 4025}, sqltx.Permanent},
+		{"packet too large, the server says", &mysql.MySQLError{Number: 1153}, sqltx.Permanent},
+		{"packet too large, the driver says", mysql.ErrPktTooLarge, sqltx.Permanent},
 		{"our own context", context.Canceled, sqltx.Canceled},
 		{"not a database error", errors.New("x"), sqltx.Other},
 	}
@@ -403,6 +405,29 @@ func TestKilledConnection(t *testing.T) {
 	}
 	if a, b := counters(t, db); a != 0 || b != 0 {
 		t.Errorf("a = %d, b = %d, want 0 and 0", a, b)
+	}
+}
+
+// B19: what is larger than the server takes is refused as that. It does not cost the
+// connection, and does not look as if it had been lost.
+func TestLargerThanTheServerTakes(t *testing.T) {
+	db := open(t)
+	db.SetMaxOpenConns(1)
+	var limit, before, after int
+	if err := db.QueryRowContext(t.Context(), `SELECT @@max_allowed_packet, CONNECTION_ID()`).Scan(&limit, &before); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
+		calls++
+		_, err := tx.Exec(ctx, `SELECT LENGTH(?)`, make([]byte, limit+1))
+		return err
+	})
+	if class := sqltx.Classify(err); calls != 1 || class != sqltx.Permanent && class != sqltx.Other {
+		t.Errorf("%.200v, of class %v, after %d calls", err, class, calls)
+	}
+	if err := db.QueryRowContext(t.Context(), `SELECT CONNECTION_ID()`).Scan(&after); err != nil || after != before {
+		t.Errorf("connection %d instead of %d, %v", after, before, err)
 	}
 }
 

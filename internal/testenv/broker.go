@@ -35,10 +35,22 @@ func (s *Servers) Vhost(t testing.TB) *Broker {
 	t.Helper()
 	vhost := "test-" + randomName()
 	b := &Broker{URL: s.AMQPURL(vhost), ManagementURL: s.ManagementURL(), Vhost: vhost, lasting: s.lasting()}
-	b.manage(t, http.MethodPut, nil, "vhosts", vhost)
 	t.Cleanup(func() { b.delete(t, "vhosts", vhost) })
-	b.permit(t, s.amqp.User.Username(), ".*", ".*", ".*")
+	b.Create(t)
 	return b
+}
+
+// Create creates the virtual host again after Delete, empty.
+func (b *Broker) Create(t testing.TB) {
+	t.Helper()
+	b.manage(t, http.MethodPut, nil, "vhosts", b.Vhost)
+	b.Permit(t, b.URL, ".*", ".*", ".*")
+}
+
+// Delete deletes the virtual host with all that is in it. The broker closes its connections.
+func (b *Broker) Delete(t testing.TB) {
+	t.Helper()
+	b.manage(t, http.MethodDelete, nil, "vhosts", b.Vhost)
 }
 
 // User creates a user with these permissions (regular expressions) on the virtual host and
@@ -53,14 +65,32 @@ func (b *Broker) User(t testing.TB, configure, write, read string) string {
 	u.User = url.UserPassword(name, name)
 	b.manage(t, http.MethodPut, map[string]string{"password": name, "tags": ""}, "users", name)
 	t.Cleanup(func() { b.delete(t, "users", name) })
-	b.permit(t, name, configure, write, read)
+	b.Permit(t, u.String(), configure, write, read)
 	return u.String()
 }
 
-func (b *Broker) permit(t testing.TB, user, configure, write, read string) {
+// Permit sets the permissions of the user who connects with rawURL. What a channel has done
+// already, it may do for as long as it is open.
+func (b *Broker) Permit(t testing.TB, rawURL, configure, write, read string) {
 	t.Helper()
 	b.manage(t, http.MethodPut, map[string]string{"configure": configure, "write": write, "read": read},
-		"permissions", b.Vhost, user)
+		"permissions", b.Vhost, userOf(t, rawURL))
+}
+
+// Banish takes all permissions from the user who connects with rawURL: there is no virtual host
+// for it any more.
+func (b *Broker) Banish(t testing.TB, rawURL string) {
+	t.Helper()
+	b.manage(t, http.MethodDelete, nil, "permissions", b.Vhost, userOf(t, rawURL))
+}
+
+func userOf(t testing.TB, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	return u.User.Username()
 }
 
 // Queue returns how many messages of a queue are ready and how many are delivered but not

@@ -89,6 +89,42 @@ func TestUserMayOnlyWhatItIsPermitted(t *testing.T) {
 	}
 }
 
+func TestPermissionsChange(t *testing.T) {
+	b := Vhost(t)
+	user := b.User(t, ".*", "", "")
+	declare := func() error {
+		conn, err := amqp.Dial(user)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		ch, err := conn.Channel()
+		if err != nil {
+			return err
+		}
+		return ch.ExchangeDeclare("x", "direct", false, true, false, false, nil)
+	}
+	if err := declare(); err != nil {
+		t.Errorf("permitted: %v", err)
+	}
+	for what, change := range map[string]func(){
+		"nothing permitted":     func() { b.Permit(t, user, "", "", "") },
+		"banished":              func() { b.Banish(t, user) },
+		"no virtual host":       func() { b.Delete(t) },
+		"another, not for user": func() { b.Delete(t); b.Create(t) },
+	} {
+		change()
+		if err := declare(); err == nil {
+			t.Errorf("%s: declared all the same", what)
+		}
+		b.Create(t)
+		b.Permit(t, user, ".*", "", "")
+		if err := declare(); err != nil {
+			t.Errorf("after %s: %v", what, err)
+		}
+	}
+}
+
 func declareQuorumQueue(t *testing.T, b *Broker, name string) {
 	t.Helper()
 	b.channel(t, func(ch *amqp.Channel) error {
