@@ -14,7 +14,8 @@ type Relay struct {
 	pub    Publisher
 	cfg    Config
 	leases *leases
-	wake   chan struct{}
+	wake   chan struct{} // the pump
+	rung   chan struct{} // the schedule
 	tally  tally
 }
 
@@ -28,7 +29,7 @@ type tally struct {
 // NewRelay returns a relay that is not running yet.
 func NewRelay(db *sql.DB, pub Publisher, cfg Config) *Relay {
 	cfg = cfg.withDefaults()
-	return &Relay{db: db, pub: pub, cfg: cfg, leases: newLeases(db, cfg), wake: make(chan struct{}, 1)}
+	return &Relay{db: db, pub: pub, cfg: cfg, leases: newLeases(db, cfg), wake: make(chan struct{}, 1), rung: make(chan struct{}, 1)}
 }
 
 // ID returns the relay's name in outbox_shards and relay_members.
@@ -44,11 +45,17 @@ func (r *Relay) Leads() bool {
 	return ok
 }
 
-// Wake makes the relay look for new rows now instead of at its next poll.
+// Wake makes the relay look for new rows now instead of at its next poll, and for scheduled
+// messages soon.
 func (r *Relay) Wake() {
+	ring(r.wake)
+	ring(r.rung)
+}
+
+func ring(bell chan struct{}) {
 	select {
-	case r.wake <- struct{}{}:
-	default:
+	case bell <- struct{}{}:
+	default: // it has not been heard yet
 	}
 }
 
