@@ -53,9 +53,9 @@ func TestSweepHoldsUpNoSaga(t *testing.T) {
 INSERT INTO saga_instances (id, type, version, correlation_id, status, payload, updated_at, finished_at)
 WITH d AS (SELECT 0 n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4
            UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)
-SELECT CONCAT(age.name, x.n, y.n, z.n), i.type, i.version, CONCAT(age.name, x.n, y.n, z.n), i.status, i.payload,
+SELECT CONCAT(age.name, x.n, y.n, z.n), i.type, i.version, CONCAT(age.name, x.n, y.n, z.n), age.status, i.payload,
        NOW(6) - INTERVAL age.days DAY, NOW(6) - INTERVAL age.days DAY
-  FROM saga_instances i, (SELECT 's' AS name, 31 AS days UNION ALL SELECT 'young', 29) age, d x, d y, d z
+  FROM saga_instances i, (SELECT 's' AS name, 'COMPLETED' AS status, 31 AS days UNION ALL SELECT 'young', 'RUNNING', 29) age, d x, d y, d z
  WHERE i.id = ?`, []byte(old))
 	w.exec(`DELETE FROM saga_instances WHERE id = ?`, []byte(old))
 	w.exec(`DELETE FROM saga_steps`)
@@ -70,7 +70,8 @@ SELECT CONCAT(age.name, x.n, y.n, z.n), i.type, i.version, CONCAT(age.name, x.n,
 	}
 	defer holds.Rollback() //nolint:errcheck // it is open to the end of the test
 	for _, query := range []string{
-		`UPDATE saga_instances SET attempt = attempt + 1 WHERE id = ?`,
+		// It comes right after those that have ended, by status and time.
+		`UPDATE saga_instances SET attempt = attempt + 1, updated_at = NOW(6) - INTERVAL 40 DAY WHERE id = ?`,
 		`INSERT INTO saga_steps (saga_id, step_order, name, status) VALUES (?, 1, 'b', 'RUNNING')`,
 		`INSERT INTO saga_actions (saga_id, action, actor, reason) VALUES (?, 'retry', 'me', 'test')`,
 	} {
