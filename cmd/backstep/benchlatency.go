@@ -227,7 +227,7 @@ func (b *latencyBench) throughRelay(ctx context.Context, s *station) error {
 
 	run := paced{what: "rows committed", queue: relayQueue, cpu: b.result.CPU}
 	run.send = func(ctx context.Context) (id string, at time.Time, err error) {
-		row := benchRow(relayQueue, "")
+		row := benchRow("")
 		err = sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) error { return outbox.Add(ctx, tx, row) })
 		at = time.Now()
 		bell.Ring(amqp.AllShards)

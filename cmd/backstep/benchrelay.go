@@ -179,11 +179,11 @@ func (b *relayBench) measure(ctx context.Context, s *station) error {
 }
 
 // benchRow is what the benchmarks put into the outbox.
-func benchRow(queue, key string) message.Message {
+func benchRow(key string) message.Message {
 	return message.Message{
 		Properties: message.Properties{MessageID: message.NewID(), Type: "bench.row", ContentType: "application/json", DeliveryMode: 2},
 		Body:       bench.Body(benchBody),
-		Exchange:   message.CommandsExchange, RoutingKey: queue, Mandatory: true,
+		Exchange:   message.CommandsExchange, RoutingKey: relayQueue, Mandatory: true,
 		OrderingKey: key, AggregateType: "bench", AggregateID: key,
 	}
 }
@@ -198,14 +198,14 @@ func (s *station) addFarFuture(ctx context.Context, n int) error {
 	}
 	bar := newProgress(s.progress, n, "messages added that are due in a year")
 	defer bar.done()
-	return outbox.AddFarFuture(ctx, s.db, benchRow(relayQueue, "far-future"), n, bar.set)
+	return outbox.AddFarFuture(ctx, s.db, benchRow("far-future"), n, bar.set)
 }
 
 // fill adds history and rows, and returns the message ids of the rows.
 func (b *relayBench) fill(ctx context.Context, s *station) (map[string]int, error) {
 	if b.history > 0 {
 		bar := newProgress(b.progress, b.history, "published rows added")
-		err := outbox.AddHistory(ctx, s.db, benchRow(relayQueue, "history"), b.history, bar.set)
+		err := outbox.AddHistory(ctx, s.db, benchRow("history"), b.history, bar.set)
 		bar.done()
 		if err != nil {
 			return nil, err
@@ -220,7 +220,7 @@ func (b *relayBench) fill(ctx context.Context, s *station) (map[string]int, erro
 	for len(ids) < b.rows {
 		batch := make([]message.Message, min(fillBatch, b.rows-len(ids)))
 		for i := range batch {
-			batch[i] = benchRow(relayQueue, fmt.Sprintf("key-%d", len(ids)%b.keys))
+			batch[i] = benchRow(fmt.Sprintf("key-%d", len(ids)%b.keys))
 			ids[batch[i].MessageID] = 0
 		}
 		err := sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) error { return outbox.Add(ctx, tx, batch...) })

@@ -185,7 +185,7 @@ func (b *scheduleBench) deliver(ctx context.Context, s *station) error {
 	bar := newProgress(b.progress, b.rows, "messages scheduled")
 	due := make(map[string]time.Time, b.rows)
 	err = bench.Pace(ctx, b.interval, b.rows, func(i int) error {
-		m := outbox.Delayed{Message: benchRow(relayQueue, ""), After: rand.N(b.spread + 1), Reason: "a benchmark"}
+		m := outbox.Delayed{Message: benchRow(""), After: rand.N(b.spread + 1), Reason: "a benchmark"}
 		var at time.Time
 		err := sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
 			if err := outbox.Schedule(ctx, tx, m); err != nil {
