@@ -19,9 +19,10 @@ build: ## build bin/worker, bin/relay and bin/backstep
 demo: build ## run orders through the whole system, with faults (KEEP=1: leave it running, ORDERS=n: how many, STACK=current)
 	$(STACK_ENV) bin/backstep demo $(if $(filter-out 0,$(KEEP)),--keep) $(if $(ORDERS),--orders $(ORDERS))
 
-bench: build ## measure relay, latency and sagas, beside what the servers do without us (a quarter of an hour; STACK=current)
+bench: build ## measure relay, latency, schedule and sagas, beside what the servers do without us (a quarter of an hour; STACK=current)
 	$(STACK_ENV) bin/backstep bench relay
 	$(STACK_ENV) bin/backstep bench latency
+	$(STACK_ENV) bin/backstep bench schedule
 	$(STACK_ENV) bin/backstep bench saga
 
 test: ## run all tests with the race detector, on servers it starts, or on TEST_MYSQL_DSN and TEST_AMQP_URL (STACK=current: on current servers)

@@ -45,12 +45,12 @@ func described(t *testing.T, s setting, name string, runs int) {
 
 // TestBenchRelay has servers of its own: of those that are given nobody knows the processes.
 func TestBenchRelay(t *testing.T) {
-	a := newOperator(t).run("", "bench", "relay", "--rows", "300", "--keys", "20", "--relays", "2", "--history", "15000", "--runs", "2", "--json")
+	a := newOperator(t).run("", "bench", "relay", "--rows", "300", "--keys", "20", "--relays", "2", "--history", "15000", "--far-future", "20", "--runs", "2", "--json")
 	a.want(exitOK, "repetition 2 of 2")
 	var r relayResult
 	a.decode(&r)
 	described(t, r.setting, "relay", 2)
-	if r.Rows != 300 || r.Keys != 20 || r.Relays != 2 || r.History != 15000 || r.Body != 400 || r.Window != 1000 {
+	if r.Rows != 300 || r.Keys != 20 || r.Relays != 2 || r.History != 15000 || r.FarFuture != 20 || r.Body != 400 || r.Window != 1000 {
 		t.Errorf("parameters %+v", r)
 	}
 	if r.Arrived != 600 {
@@ -103,6 +103,34 @@ func TestBenchLatency(t *testing.T) {
 	charged(t, "raw CPU", r.RawCPU, 1, "relay", "bench", "others")
 	charged(t, "idle CPU", r.Idle, 1, "relay", "bench", "others")
 	nothingLeft(t, o, a.stderr)
+}
+
+// TestBenchSchedule has servers of its own: statements are counted on no others.
+func TestBenchSchedule(t *testing.T) {
+	a := newOperator(t).run("", "bench", "schedule", "--rows", "40", "--relays", "2", "--far-future", "11000",
+		"--interval", "5ms", "--spread", "100ms", "--idle", "2s", "--runs", "1", "--json").want(exitOK)
+	var r scheduleResult
+	a.decode(&r)
+	described(t, r.setting, "schedule", 1)
+	if r.Rows != 40 || r.Relays != 2 || r.FarFuture != 11000 || r.Interval != 5 || r.Spread != 100 || r.IdleTime != 2 {
+		t.Errorf("parameters %+v", r)
+	}
+	if r.Arrived != 40 || r.Twice != 0 {
+		t.Errorf("%d messages arrived and %d again, want 40 and none", r.Arrived, r.Twice)
+	}
+	// The clocks of database and machine are compared, to a fraction of a millisecond.
+	for what, f := range map[string]figure{"p50": r.P50, "p99": r.P99, "latest": r.Latest} {
+		if len(f.Values) != 1 || f.Median < -1 {
+			t.Errorf("%s: %+v", what, f)
+		}
+	}
+	if r.P50.Median > r.P99.Median || r.P99.Median > r.Latest.Median {
+		t.Errorf("p50 %v, p99 %v, latest %v", r.P50.Median, r.P99.Median, r.Latest.Median)
+	}
+	charged(t, "idle CPU", r.Idle, 1, "relay", "mysql", "rabbitmq", "bench", "others")
+	if n := r.Statements.Median; n <= 0 {
+		t.Errorf("%v statements a second, but relays never sleep", n)
+	}
 }
 
 // TestBenchPrints what a person reads.

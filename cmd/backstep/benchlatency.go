@@ -139,7 +139,7 @@ func (b *latencyBench) measure(ctx context.Context, s *station) error {
 	if err := s.awaitShards(ctx); err != nil {
 		return err
 	}
-	if err := b.idle(ctx, s); err != nil {
+	if err := s.idle(ctx, idleTime, b.result.Idle); err != nil {
 		return err
 	}
 	if err := b.raw(ctx, s); err != nil {
@@ -148,34 +148,42 @@ func (b *latencyBench) measure(ctx context.Context, s *station) error {
 	return b.throughRelay(ctx, s)
 }
 
-// awaitShards waits until the relay can publish everything.
+// awaitShards waits until the relays can publish everything.
 func (s *station) awaitShards(ctx context.Context) error {
 	if err := s.fleet.awaitReady(ctx); err != nil {
 		return err
 	}
-	return s.await(ctx, "the relay has all shards", firstPoll, func(ctx context.Context) (int, bool, error) {
-		var stats struct{ Shards int }
-		err := s.fleet.procs[0].get(ctx, "/stats", &stats)
-		return stats.Shards, stats.Shards == message.Shards, err
+	return s.await(ctx, "the relays have all shards", firstPoll, func(ctx context.Context) (n int, _ bool, _ error) {
+		for _, p := range s.fleet.procs {
+			var stats struct{ Shards int }
+			if err := p.get(ctx, "/stats", &stats); err != nil {
+				return 0, false, err
+			}
+			if stats.Shards == 0 {
+				return n, false, nil // it has not got its share yet
+			}
+			n += stats.Shards
+		}
+		return n, n == message.Shards, nil
 	})
 }
 
 // idle measures what is used while there is nothing to do.
-func (b *latencyBench) idle(ctx context.Context, s *station) error {
+func (s *station) idle(ctx context.Context, d time.Duration, used costs) error {
 	if err := s.rest(ctx); err != nil {
 		return err
 	}
-	b.say("nothing to do for %s", short(idleTime))
+	s.say("nothing to do for %s", short(d))
 	before, err := s.cpu()
 	if err != nil {
 		return err
 	}
 	began := time.Now()
-	if !pause(ctx, idleTime) {
+	if !pause(ctx, d) {
 		return ctx.Err()
 	}
 	after, err := s.cpu()
-	b.result.Idle.add(before, after, time.Since(began).Seconds())
+	used.add(before, after, time.Since(began).Seconds())
 	return err
 }
 
@@ -219,7 +227,7 @@ func (b *latencyBench) throughRelay(ctx context.Context, s *station) error {
 
 	run := paced{what: "rows committed", queue: relayQueue, cpu: b.result.CPU}
 	run.send = func(ctx context.Context) (id string, at time.Time, err error) {
-		row := benchRow(relayQueue, "")
+		row := benchRow("")
 		err = sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) error { return outbox.Add(ctx, tx, row) })
 		at = time.Now()
 		bell.Ring(amqp.AllShards)

@@ -20,7 +20,7 @@ import (
 // relayOptions are the flags of bench relay.
 type relayOptions struct {
 	benchOptions
-	rows, keys, relays, history int
+	rows, keys, relays, history, farFuture int
 }
 
 func newBenchRelay() *cobra.Command {
@@ -44,7 +44,8 @@ The ratio by CPU compares the processor time of all processes instead of the rat
 machine that is busy with something else. Of servers that were not started here it is not known.`,
 		Example: `  backstep bench relay
   backstep bench relay --relays 2 --runs 5
-  backstep bench relay --history 1000000 --json | jq .ratio.median`,
+  backstep bench relay --history 1000000 --json | jq .ratio.median
+  backstep bench relay --far-future 1000000`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
@@ -60,13 +61,15 @@ machine that is busy with something else. Of servers that were not started here 
 	f.IntVar(&o.keys, "keys", 10_000, "ordering keys, which the rows take in turn; at most one row of a key is in flight")
 	f.IntVar(&o.relays, "relays", 1, "relay processes")
 	f.IntVar(&o.history, "history", 0, "rows that are there before and have been published")
+	f.IntVar(&o.farFuture, "far-future", 0, "scheduled messages that are there before and are due in a year")
 	return cmd
 }
 
 func (o *relayOptions) validate() error {
 	return errors.Join(o.benchOptions.validate(),
 		inRange("rows", o.rows, 1, 10_000_000), inRange("keys", o.keys, 1, 10_000_000),
-		inRange("relays", o.relays, 1, 16), inRange("history", o.history, 0, 100_000_000))
+		inRange("relays", o.relays, 1, 16), inRange("history", o.history, 0, 100_000_000),
+		inRange("far-future", o.farFuture, 0, 100_000_000))
 }
 
 // What is published in the benchmarks of the relay.
@@ -78,12 +81,13 @@ const (
 // relayResult is what bench relay prints.
 type relayResult struct {
 	setting
-	Rows    int `json:"rows"`
-	Keys    int `json:"keys"`
-	Relays  int `json:"relays"`
-	History int `json:"history"`
-	Body    int `json:"body_bytes"`
-	Window  int `json:"ceiling_window"`
+	Rows      int `json:"rows"`
+	Keys      int `json:"keys"`
+	Relays    int `json:"relays"`
+	History   int `json:"history"`
+	FarFuture int `json:"far_future"`
+	Body      int `json:"body_bytes"`
+	Window    int `json:"ceiling_window"`
 
 	Ratio    figure `json:"ratio"`              // of rate to ceiling
 	CPURatio figure `json:"cpu_ratio,omitzero"` // of the processor time of all processes, if it is known
@@ -109,6 +113,9 @@ func (r *relayResult) print(w io.Writer) {
 	if r.History > 0 {
 		parameters += fmt.Sprintf(", behind %d published ones", r.History)
 	}
+	if r.FarFuture > 0 {
+		parameters += fmt.Sprintf(", beside %d that are due in a year", r.FarFuture)
+	}
 	r.setting.print(w, parameters, t)
 }
 
@@ -121,8 +128,8 @@ type relayBench struct {
 
 func (b *relayBench) run(ctx context.Context, out io.Writer) error {
 	b.result = relayResult{
-		Rows: b.rows, Keys: b.keys, Relays: b.relays, History: b.history, Body: benchBody, Window: benchWindow,
-		CPU: costs{}, RawCPU: costs{},
+		Rows: b.rows, Keys: b.keys, Relays: b.relays, History: b.history, FarFuture: b.farFuture,
+		Body: benchBody, Window: benchWindow, CPU: costs{}, RawCPU: costs{},
 	}
 	if err := b.benchmark.run(ctx, b.measure); err != nil {
 		return err
@@ -172,11 +179,11 @@ func (b *relayBench) measure(ctx context.Context, s *station) error {
 }
 
 // benchRow is what the benchmarks put into the outbox.
-func benchRow(queue, key string) message.Message {
+func benchRow(key string) message.Message {
 	return message.Message{
 		Properties: message.Properties{MessageID: message.NewID(), Type: "bench.row", ContentType: "application/json", DeliveryMode: 2},
 		Body:       bench.Body(benchBody),
-		Exchange:   message.CommandsExchange, RoutingKey: queue, Mandatory: true,
+		Exchange:   message.CommandsExchange, RoutingKey: relayQueue, Mandatory: true,
 		OrderingKey: key, AggregateType: "bench", AggregateID: key,
 	}
 }
@@ -184,15 +191,28 @@ func benchRow(queue, key string) message.Message {
 // fillBatch is how many rows are added by one transaction.
 const fillBatch = 500
 
+// addFarFuture adds n messages that are due in a year.
+func (s *station) addFarFuture(ctx context.Context, n int) error {
+	if n == 0 {
+		return nil
+	}
+	bar := newProgress(s.progress, n, "messages added that are due in a year")
+	defer bar.done()
+	return outbox.AddFarFuture(ctx, s.db, benchRow("far-future"), n, bar.set)
+}
+
 // fill adds history and rows, and returns the message ids of the rows.
 func (b *relayBench) fill(ctx context.Context, s *station) (map[string]int, error) {
 	if b.history > 0 {
 		bar := newProgress(b.progress, b.history, "published rows added")
-		err := outbox.AddHistory(ctx, s.db, benchRow(relayQueue, "history"), b.history, bar.set)
+		err := outbox.AddHistory(ctx, s.db, benchRow("history"), b.history, bar.set)
 		bar.done()
 		if err != nil {
 			return nil, err
 		}
+	}
+	if err := s.addFarFuture(ctx, b.farFuture); err != nil {
+		return nil, err
 	}
 	bar := newProgress(b.progress, b.rows, "rows added")
 	defer bar.done()
@@ -200,7 +220,7 @@ func (b *relayBench) fill(ctx context.Context, s *station) (map[string]int, erro
 	for len(ids) < b.rows {
 		batch := make([]message.Message, min(fillBatch, b.rows-len(ids)))
 		for i := range batch {
-			batch[i] = benchRow(relayQueue, fmt.Sprintf("key-%d", len(ids)%b.keys))
+			batch[i] = benchRow(fmt.Sprintf("key-%d", len(ids)%b.keys))
 			ids[batch[i].MessageID] = 0
 		}
 		err := sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) error { return outbox.Add(ctx, tx, batch...) })

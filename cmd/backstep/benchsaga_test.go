@@ -141,7 +141,7 @@ func TestBenchSagaPrints(t *testing.T) {
 
 // TestStackOfDemoAndBench: the stack in the environment is not ignored.
 func TestStackOfDemoAndBench(t *testing.T) {
-	for _, verb := range []string{"demo", "bench relay", "bench latency", "bench saga"} {
+	for _, verb := range []string{"demo", "bench relay", "bench latency", "bench schedule", "bench saga"} {
 		newOperator(t, "TEST_STACK=nonsense").run("", strings.Fields(verb)...).want(exitFailed, `TEST_STACK is "nonsense"`)
 	}
 }

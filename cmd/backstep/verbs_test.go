@@ -77,6 +77,13 @@ func TestUsage(t *testing.T) {
 		{"bench relay 50000", exitUsage, "unknown command"},
 		{"bench latency --interval 10us", exitUsage, "--interval is 10µs; it may be 1ms to 1m"},
 		{"bench latency --rows 0", exitUsage, "--rows"},
+		{"bench relay --far-future -1", exitUsage, "--far-future"},
+		{"bench schedule --rows 0 --idle 1ms", exitUsage, "--rows is 0; it may be 1 to 1000000"},
+		{"bench schedule --rows 0 --idle 1ms", exitUsage, "--idle is 1ms; it may be 1s to 1m"},
+		{"bench schedule --relays 17", exitUsage, "--relays"},
+		{"bench schedule --spread -1s", exitUsage, "--spread"},
+		{"bench schedule --interval 0", exitUsage, "--interval"},
+		{"bench schedule --far-future -1", exitUsage, "--far-future"},
 		{"bench saga --orders 0 --refuse 101", exitUsage, "--orders is 0; it may be 1 to 1000000"},
 		{"bench saga --orders 0 --refuse 101", exitUsage, "--refuse is 101"},
 		{"bench saga --relays 0", exitUsage, "--relays"},
@@ -94,7 +101,7 @@ func TestUsage(t *testing.T) {
 		})
 	}
 	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo",
-		"bench relay", "bench latency", "bench saga",
+		"bench relay", "bench latency", "bench schedule", "bench saga",
 		"outbox relays", "outbox stats", "outbox list", "outbox show", "outbox requeue", "outbox drop", "outbox republish"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}

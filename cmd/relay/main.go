@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -76,10 +75,13 @@ func run(ctx context.Context, cfg config) error {
 	}
 	pub := amqp.NewPublisher(client, amqp.PublisherConfig{Window: cfg.Relay.Window})
 	defer pub.Close()
+	bell := amqp.NewBell(client) // where the broker blocks it, it takes no messages either
 	relay := outbox.NewRelay(db, publisher{pub}, outbox.Config{
 		Window: cfg.Relay.Window, LeaseTTL: cfg.Relay.LeaseTTL, ParkAfter: cfg.Relay.ParkAfter,
 		DeletePublished: cfg.Outbox.Retention == 0,
-		Parked:          handlers.NewEngine(log).CommandParked, Log: log,
+		Parked:          handlers.NewEngine(log).CommandParked,
+		Promoted:        func() { bell.Ring(amqp.AllShards) },
+		Log:             log,
 	})
 	admin := app.Admin{
 		Ready: func(ctx context.Context) error {
@@ -97,6 +99,7 @@ func run(ctx context.Context, cfg config) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return admin.Run(connected, cfg.AdminAddr, log) })
 	g.Go(func() error { return client.Run(connected) })
+	g.Go(func() error { return bell.Run(connected) })
 	g.Go(func() error {
 		defer disconnect()
 		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
@@ -109,58 +112,25 @@ func run(ctx context.Context, cfg config) error {
 		var parts errgroup.Group
 		parts.Go(func() error { return relay.Run(ctx) })
 		parts.Go(func() error { return client.Listen(ctx, relay.Wake) })
-		parts.Go(func() error {
-			sweep(ctx, relay, log, cfg.sweeps(db))
-			return nil
-		})
+		parts.Go(func() error { return relay.RunSweeps(ctx, cfg.sweeps(db)...) })
 		return parts.Wait()
 	})
 	return g.Wait()
 }
 
-const (
-	sweepBatch = 1000
-	sweepPause = time.Minute
-)
-
-// sweeps delete one batch each of what is past its retention, and say how much that was.
-func (c *config) sweeps(db *sql.DB) []func(ctx context.Context) (int64, error) {
-	return []func(ctx context.Context) (int64, error){
-		func(ctx context.Context) (int64, error) {
-			return outbox.Sweep(ctx, db, c.Outbox.Retention, sweepBatch)
+// sweeps delete one batch each of what is past its retention.
+func (c *config) sweeps(db *sql.DB) []outbox.SweepFunc {
+	return []outbox.SweepFunc{
+		func(ctx context.Context, limit int) (int64, error) {
+			return outbox.Sweep(ctx, db, c.Outbox.Retention, limit)
 		},
-		func(ctx context.Context) (int64, error) { return inbox.Sweep(ctx, db, c.Inbox.Retention, sweepBatch) },
-		func(ctx context.Context) (int64, error) {
+		func(ctx context.Context, limit int) (int64, error) {
+			return inbox.Sweep(ctx, db, c.Inbox.Retention, limit)
+		},
+		func(ctx context.Context, limit int) (int64, error) {
 			// Or a late copy of a request could start its saga again.
-			return saga.Sweep(ctx, db, max(c.Saga.Retention, c.Inbox.Retention), sweepBatch)
+			return saga.Sweep(ctx, db, max(c.Saga.Retention, c.Inbox.Retention), limit)
 		},
-	}
-}
-
-// sweep runs the sweeps again and again, in small batches, while this relay leads.
-func sweep(ctx context.Context, relay *outbox.Relay, log *slog.Logger, sweeps []func(ctx context.Context) (int64, error)) {
-	for {
-		wait := sweepPause
-		if !relay.Leads() {
-			wait = time.Second // it may be about to
-		}
-		for _, batch := range sweeps {
-			if !relay.Leads() {
-				break
-			}
-			n, err := batch(ctx)
-			if err != nil && ctx.Err() == nil {
-				log.Warn("sweep failed; trying again", "error", err)
-			}
-			if n == sweepBatch { // there is more
-				wait = 100 * time.Millisecond
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
 	}
 }
 

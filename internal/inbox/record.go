@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"backstep/internal/sqltx"
@@ -96,28 +97,61 @@ func Recorded(ctx context.Context, q sqltx.Querier, consumer string, ids []strin
 // clocks that differ, and a copy being processed right now, cannot fall between the two.
 const sweepMargin = 24 * time.Hour
 
-// Served by ix_inbox_retention (processed_at).
-const sweepSQL = `
-DELETE FROM inbox_messages
+const (
+	// Served by ix_inbox_retention (processed_at), which is forced: a server scans a table that is
+	// small. It locks nothing: it would wait for the record that comes next, if the transaction
+	// that wrote it is open.
+	selectOldSQL = `
+SELECT consumer, message_id
+  FROM inbox_messages FORCE INDEX (ix_inbox_retention)
  WHERE processed_at < NOW(6) - INTERVAL ? SECOND
  ORDER BY processed_at
  LIMIT ?`
+
+	// Each finds its record by the primary key.
+	deleteOldSQL = `
+DELETE m
+  FROM (%s) AS old
+       STRAIGHT_JOIN inbox_messages AS m FORCE INDEX (PRIMARY)
+               ON m.consumer = old.consumer AND m.message_id = old.message_id`
+)
 
 // Sweep deletes at most limit records older than the retention and a day's margin, and
 // returns how many it deleted. Lanes park messages older than the retention, so a record is
 // never missed.
 func Sweep(ctx context.Context, db *sql.DB, retention time.Duration, limit int) (int64, error) {
 	var n int64
-	err := sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) error {
-		res, err := tx.Exec(ctx, sweepSQL, int64((retention + sweepMargin).Seconds()), limit)
-		if err != nil {
-			return err
-		}
-		n, err = res.RowsAffected()
+	err := sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
+		n, err = sweep(ctx, tx, retention, limit)
 		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("sweep inbox: %w", err)
 	}
 	return n, nil
+}
+
+func sweep(ctx context.Context, tx *sqltx.Tx, retention time.Duration, limit int) (int64, error) {
+	rows, err := tx.Query(ctx, selectOldSQL, int64((retention + sweepMargin).Seconds()), limit)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	var keys []any
+	for rows.Next() {
+		var consumer, id []byte
+		if err := rows.Scan(&consumer, &id); err != nil {
+			return 0, err
+		}
+		keys = append(keys, consumer, id)
+	}
+	if err := rows.Err(); err != nil || len(keys) == 0 {
+		return 0, err
+	}
+	list := "SELECT ? AS consumer, ? AS message_id" + strings.Repeat(" UNION ALL SELECT ?, ?", len(keys)/2-1)
+	res, err := tx.Exec(ctx, fmt.Sprintf(deleteOldSQL, list), keys...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
 }

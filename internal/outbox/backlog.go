@@ -42,9 +42,11 @@ INSERT INTO outbox_events
        (message_id, ordering_key, aggregate_type, aggregate_id, event_type,
         exchange, routing_key, mandatory, properties, headers, payload, status, published_at)
 SELECT CONCAT(?, '-', n), CONCAT('history-', n), '', '', 'history', ?, ?, TRUE, ?, ?, ?, 'PUBLISHED', NOW(6)
-  FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n
-          FROM ` + digitsSQL + ` a, ` + digitsSQL + ` b, ` + digitsSQL + ` c, ` + digitsSQL + ` e) numbers
+  FROM ` + numbersSQL + `
  WHERE n < ?`
+
+const numbersSQL = `(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n
+          FROM ` + digitsSQL + ` a, ` + digitsSQL + ` b, ` + digitsSQL + ` c, ` + digitsSQL + ` e) numbers`
 
 const digitsSQL = `(SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4
                      UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)`
@@ -52,19 +54,24 @@ const digitsSQL = `(SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION AL
 // AddHistory adds n rows like m that look as if they had been published already, and commits
 // now and then. It is for benchmarks: what the table keeps must not slow down what is new.
 func AddHistory(ctx context.Context, db *sql.DB, m message.Message, n int, added func(int)) error {
+	return addMany(ctx, db, historySQL, m, n, added)
+}
+
+// addMany makes n rows like m, historyRows at a time.
+func addMany(ctx context.Context, db *sql.DB, query string, m message.Message, n int, added func(int)) error {
 	headers, err := message.EncodeHeaders(m.Headers)
 	if err != nil {
-		return fmt.Errorf("add history to outbox: %w", err)
+		return fmt.Errorf("add rows for a benchmark: %w", err)
 	}
 	properties, err := message.EncodeProperties(m.Properties)
 	if err != nil {
-		return fmt.Errorf("add history to outbox: %w", err)
+		return fmt.Errorf("add rows for a benchmark: %w", err)
 	}
 	for done := 0; done < n; {
 		k := min(historyRows, n-done)
-		if _, err := db.ExecContext(ctx, historySQL, []byte(message.NewID()), []byte(m.Exchange), []byte(m.RoutingKey),
+		if _, err := db.ExecContext(ctx, query, []byte(message.NewID()), []byte(m.Exchange), []byte(m.RoutingKey),
 			properties, headers, m.Body, k); err != nil {
-			return fmt.Errorf("add history to outbox: %w", err)
+			return fmt.Errorf("add rows for a benchmark: %w", err)
 		}
 		done += k
 		added(done)

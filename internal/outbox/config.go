@@ -29,12 +29,19 @@ type Config struct {
 	// Parked is called in the transaction that parks a row, to tell whoever waits for it.
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 
+	// Promoted is called when messages that were due have come to the outbox. Only the leader
+	// moves them, and most are in shards of others, who would not look before their next poll.
+	// It must not wait.
+	Promoted func()
+
 	Log *slog.Logger
 
 	// Only tests set these.
-	bound      int
-	stretchTTL time.Duration
-	leftOutMax int
+	bound        int
+	stretchTTL   time.Duration
+	leftOutMax   int
+	schedulePoll time.Duration
+	scheduleRest time.Duration
 }
 
 // Per key as many rows, and per destination as many keys, are kept in memory while they cannot
@@ -71,6 +78,8 @@ func (c Config) withDefaults() Config {
 	def(&c.ConfirmTimeout, 30*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
 	def(&c.stretchTTL, stretchTTL)
+	def(&c.schedulePoll, schedulePoll)
+	def(&c.scheduleRest, scheduleRest)
 	if c.bound == 0 {
 		c.bound = bound
 	}
@@ -79,6 +88,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Parked == nil {
 		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
+	}
+	if c.Promoted == nil {
+		c.Promoted = func() {}
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

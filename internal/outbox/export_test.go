@@ -52,6 +52,15 @@ func (c Config) WithLeftOutMax(keys int) Config {
 	return c
 }
 
+// WithSchedulePoll returns c for a leader that looks for due messages so often if nobody rings.
+func (c Config) WithSchedulePoll(d time.Duration) Config {
+	c.schedulePoll, c.scheduleRest = d, d
+	return c
+}
+
+// Promote moves one batch of due messages, whoever leads.
+func (r *Relay) Promote(ctx context.Context) error { return r.promote(ctx) }
+
 // FairShare is how many shards a relay should hold.
 var FairShare = fairShare
 
@@ -87,8 +96,11 @@ func (l Leases) Surplus() []int { return l.surplus() }
 // ScheduleQueries are what the leader asks for due messages.
 var ScheduleQueries = []string{nextDueSQL, selectDueSQL}
 
-// SweepSQL is the sweeper's statement.
-const SweepSQL = sweepSQL
+// SelectOldSQL is what the sweeper asks for.
+const SelectOldSQL = selectOldSQL
+
+// SweepIn is a sweep in a transaction of the caller's.
+var SweepIn = sweep
 
 // StatsQueries are what LookAt asks of outbox_events, with the index that must serve each.
 func StatsQueries() (queries []IndexedQuery) {

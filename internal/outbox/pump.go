@@ -112,7 +112,7 @@ func (p *pump) run(ctx context.Context) {
 		case shard := <-p.released:
 			delete(p.releasing, shard)
 		case <-p.wake:
-			p.bell |= uint16(p.rung.Swap(0))
+			p.bell |= uint16(p.rungFor.Swap(0))
 			// A ring may have pushed another out of the doorbell's queue.
 			p.poll.wait = p.cfg.PollMin
 			p.poll.by(time.Now().Add(p.cfg.PollMin))

@@ -12,13 +12,14 @@ import (
 
 // Relay publishes the rows of the shards it holds leases on. Any number of relays may run.
 type Relay struct {
-	db     *sql.DB
-	pub    Publisher
-	cfg    Config
-	leases *leases
-	rung   atomic.Uint32 // shards to look into, one bit each
-	wake   chan struct{}
-	tally  tally
+	db      *sql.DB
+	pub     Publisher
+	cfg     Config
+	leases  *leases
+	rungFor atomic.Uint32 // shards to look into, one bit each
+	wake    chan struct{} // the pump
+	rung    chan struct{} // the schedule
+	tally   tally
 }
 
 // tally counts the work of reading, whatever time it takes.
@@ -31,7 +32,7 @@ type tally struct {
 // NewRelay returns a relay that is not running yet.
 func NewRelay(db *sql.DB, pub Publisher, cfg Config) *Relay {
 	cfg = cfg.withDefaults()
-	return &Relay{db: db, pub: pub, cfg: cfg, leases: newLeases(db, cfg), wake: make(chan struct{}, 1)}
+	return &Relay{db: db, pub: pub, cfg: cfg, leases: newLeases(db, cfg), wake: make(chan struct{}, 1), rung: make(chan struct{}, 1)}
 }
 
 // ID returns the relay's name in outbox_shards and relay_members.
@@ -51,12 +52,21 @@ func (r *Relay) Leads() bool {
 const AllShards uint16 = 1<<message.Shards - 1
 
 // Wake makes the relay look for new rows in these shards, one bit each, now instead of at its
-// next poll.
+// next poll, and for scheduled messages soon.
 func (r *Relay) Wake(shards uint16) {
-	r.rung.Or(uint32(shards))
+	r.wakePump(shards)
+	ring(r.rung)
+}
+
+func (r *Relay) wakePump(shards uint16) {
+	r.rungFor.Or(uint32(shards))
+	ring(r.wake)
+}
+
+func ring(bell chan struct{}) {
 	select {
-	case r.wake <- struct{}{}:
-	default:
+	case bell <- struct{}{}:
+	default: // it has not been heard yet
 	}
 }
 

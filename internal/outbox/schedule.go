@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"time"
 
 	"backstep/internal/sqltx"
@@ -12,15 +13,36 @@ import (
 // promoteBatch is how many due messages one transaction moves.
 const promoteBatch = 500
 
-// Served by ix_scheduled_due (due_at, id). The locks make a second relay that believes it
-// leads wait, and then find nothing: no message is promoted twice.
+// A message may be added that is due before all others, and for a wait that is over soon: so
+// late it is at most, and with what publishing takes that has to stay below 100 ms. Whoever adds
+// it rings, but not if he is a foreigner, and a ring may be lost. What an idle relay costs grows
+// with how often it wakes up, so it does less often where nothing has been scheduled lately.
 const (
+	ringPause    = 20 * time.Millisecond // after a ring; under load there are a thousand a second
+	schedulePoll = 80 * time.Millisecond
+	scheduleRest = 150 * time.Millisecond
+	scheduleLate = 10 * time.Second // is no longer lately
+)
+
+// One relay promotes, the leader. Another, which was paused and still believes that it leads,
+// waits for the rows that the first has locked, and then finds that they are gone: no message is
+// promoted twice.
+const (
+	// Served by ix_scheduled_due (due_at, id). It locks nothing: it would wait for what others
+	// are scheduling, for as long as their transactions are open.
 	selectDueSQL = `
 SELECT id
-  FROM scheduled_messages
+  FROM scheduled_messages FORCE INDEX (ix_scheduled_due)
  WHERE due_at <= NOW(6)
  ORDER BY due_at, id
- LIMIT ?
+ LIMIT ?`
+
+	// Each id finds its row by the primary key. With IN, a server whose table is small scans it,
+	// and waits for those rows all the same.
+	lockDueSQL = `
+SELECT s.id
+  FROM (%s) AS due
+       STRAIGHT_JOIN scheduled_messages AS s FORCE INDEX (PRIMARY) ON s.id = due.id
    FOR UPDATE`
 
 	promoteSQL = `
@@ -33,7 +55,10 @@ SELECT message_id, ordering_key, aggregate_type, aggregate_id, event_type,
  WHERE id IN (%s)
  ORDER BY due_at, id`
 
-	deleteDueSQL = `DELETE FROM scheduled_messages WHERE id IN (`
+	deleteDueSQL = `
+DELETE s
+  FROM (%s) AS due
+       STRAIGHT_JOIN scheduled_messages AS s FORCE INDEX (PRIMARY) ON s.id = due.id`
 
 	// How long until the next one is due, in microseconds.
 	nextDueSQL = `
@@ -44,69 +69,98 @@ SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), MIN(due_at))
 // runSchedule moves due messages to the outbox while this relay leads.
 func (r *Relay) runSchedule(ctx context.Context) {
 	var trouble trouble
+	var last time.Time // that any was scheduled
 	for ctx.Err() == nil {
 		wait := r.cfg.PollMax
 		if r.Leads() {
-			due, err := r.untilDue(ctx)
-			if err == nil && due <= 0 {
+			due, some, err := r.untilDue(ctx)
+			if err == nil && some && due <= 0 {
 				err = r.promote(ctx)
-				due = r.cfg.PollMin
 			}
 			if ctx.Err() != nil {
 				return
 			}
 			trouble.report(r.cfg.Log, "scheduled messages not promoted; trying again", err)
 			if err == nil {
-				wait = max(due, r.cfg.PollMin)
+				wait = r.scheduleWait(&last, due, some)
 			}
 		}
-		pause(ctx, min(wait, r.cfg.PollMax)) // another may be added meanwhile
+		r.awaitRing(ctx, wait)
 	}
 }
 
-// untilDue returns how long no message is due, PollMax if there is none.
-func (r *Relay) untilDue(ctx context.Context) (time.Duration, error) {
+// scheduleWait returns when to look again.
+func (r *Relay) scheduleWait(last *time.Time, due time.Duration, some bool) time.Duration {
+	wait := r.cfg.scheduleRest
+	if some {
+		*last = time.Now()
+		wait = max(due, r.cfg.PollMin)
+	}
+	if time.Since(*last) < scheduleLate {
+		wait = min(wait, r.cfg.schedulePoll)
+	}
+	return wait
+}
+
+// awaitRing waits for d, or until shortly after a ring.
+func (r *Relay) awaitRing(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-r.rung:
+		pause(ctx, min(d, ringPause))
+	}
+}
+
+// untilDue returns how long no message is due, and whether any is scheduled.
+func (r *Relay) untilDue(ctx context.Context) (due time.Duration, some bool, err error) {
 	var us sql.NullInt64
 	if err := r.db.QueryRowContext(ctx, nextDueSQL).Scan(&us); err != nil {
-		return 0, fmt.Errorf("look for due messages: %w", err)
+		return 0, false, fmt.Errorf("look for due messages: %w", err)
 	}
-	if !us.Valid {
-		return r.cfg.PollMax, nil
-	}
-	return time.Duration(us.Int64) * time.Microsecond, nil
+	return time.Duration(us.Int64) * time.Microsecond, us.Valid, nil
 }
 
 // promote moves one batch of due messages.
 func (r *Relay) promote(ctx context.Context) error {
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
-		ids, err := dueIDs(ctx, tx)
+		ids, err := selectIDs(ctx, tx, selectDueSQL, promoteBatch)
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		marks := sqltx.Placeholders(len(ids))
-		if _, err := tx.Exec(ctx, fmt.Sprintf(promoteSQL, marks)+onDuplicateSelectSQL, ids...); err != nil {
+		ids, err = selectIDs(ctx, tx, fmt.Sprintf(lockDueSQL, idList(len(ids))), ids...)
+		if err != nil || len(ids) == 0 {
 			return err
 		}
-		_, err = tx.Exec(ctx, deleteDueSQL+marks+")", ids...)
+		insert := fmt.Sprintf(promoteSQL, sqltx.Placeholders(len(ids))) + onDuplicateSelectSQL
+		if _, err := tx.Exec(ctx, insert, ids...); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, fmt.Sprintf(deleteDueSQL, idList(len(ids))), ids...)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("promote scheduled messages: %w", err)
 	}
-	r.Wake(AllShards)
+	r.wakePump(AllShards)
+	r.cfg.Promoted()
 	return nil
 }
 
 // onDuplicateSelectSQL is onDuplicateSQL for INSERT … SELECT.
 const onDuplicateSelectSQL = ` ON DUPLICATE KEY UPDATE outbox_events.idempotency_key = outbox_events.idempotency_key`
 
-func dueIDs(ctx context.Context, tx *sqltx.Tx) ([]any, error) {
-	rows, err := tx.Query(ctx, selectDueSQL, promoteBatch)
+// idList is n ids as a table.
+func idList(n int) string { return "SELECT ? AS id" + strings.Repeat(" UNION ALL SELECT ?", n-1) }
+
+func selectIDs(ctx context.Context, tx *sqltx.Tx, query string, args ...any) (ids []any, err error) {
+	rows, err := tx.Query(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var ids []any
 	for rows.Next() {
 		var id uint64
 		if err := rows.Scan(&id); err != nil {

@@ -1,8 +1,11 @@
 package saga
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"backstep/internal/sqltx"
 )
 
 // Sweep deletes sagas that ended longer ago than the retention, with all that belongs to them.
@@ -36,4 +39,62 @@ SELECT COUNT(*) FROM saga_instances WHERE correlation_id IN ('manual action', 'r
 	for _, table := range []string{"saga_steps", "saga_actions"} {
 		equal(t, table+" without a saga", w.number(`SELECT COUNT(*) FROM `+table+` WHERE saga_id NOT IN (SELECT id FROM saga_instances)`), 0)
 	}
+}
+
+// What a sweep has locked no worker waits for, nor does it wait for a saga that another
+// transaction has locked, however many go at once.
+func TestSweepHoldsUpNoSaga(t *testing.T) {
+	t.Parallel()
+	var s script
+	w := newWorld(t, s.define("a", "b"))
+	old := w.start("old")
+	w.run()
+	w.exec(`
+INSERT INTO saga_instances (id, type, version, correlation_id, status, payload, updated_at, finished_at)
+WITH d AS (SELECT 0 n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4
+           UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)
+SELECT CONCAT(age.name, x.n, y.n, z.n), i.type, i.version, CONCAT(age.name, x.n, y.n, z.n), age.status, i.payload,
+       NOW(6) - INTERVAL age.days DAY, NOW(6) - INTERVAL age.days DAY
+  FROM saga_instances i, (SELECT 's' AS name, 'COMPLETED' AS status, 31 AS days UNION ALL SELECT 'young', 'RUNNING', 29) age, d x, d y, d z
+ WHERE i.id = ?`, []byte(old))
+	w.exec(`DELETE FROM saga_instances WHERE id = ?`, []byte(old))
+	w.exec(`DELETE FROM saga_steps`)
+	w.exec(`INSERT INTO saga_steps (saga_id, step_order, name, status) SELECT id, 0, 'a', 'COMPLETED' FROM saga_instances`)
+	w.exec(`INSERT INTO saga_actions (saga_id, action, actor, reason) SELECT id, 'retry', 'me', 'test' FROM saga_instances`)
+
+	w.exec(`ANALYZE TABLE saga_instances, saga_steps, saga_actions`) // by what it believes the server chooses its indexes
+	busy := w.start("busy")
+	holds, err := w.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holds.Rollback() //nolint:errcheck // it is open to the end of the test
+	for _, query := range []string{
+		// It comes right after those that have ended, by status and time.
+		`UPDATE saga_instances SET attempt = attempt + 1, updated_at = NOW(6) - INTERVAL 40 DAY WHERE id = ?`,
+		`INSERT INTO saga_steps (saga_id, step_order, name, status) VALUES (?, 1, 'b', 'RUNNING')`,
+		`INSERT INTO saga_actions (saga_id, action, actor, reason) VALUES (?, 'retry', 'me', 'test')`,
+	} {
+		if _, err := holds.ExecContext(t.Context(), query, []byte(busy)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = sqltx.Once(t.Context(), w.db, func(ctx context.Context, tx *sqltx.Tx) error {
+		n, err := sweepTx(ctx, tx, Completed, 30*24*time.Hour, 2000)
+		equal(t, "swept", int(n), 1000)
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{"one", "two"} {
+			w.start(name)
+		}
+		w.done(w.commands()[1:]...) // all but the busy one's
+		w.run()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "sagas left", w.number(`SELECT COUNT(*) FROM saga_instances`), 1003)
+	equal(t, "steps of sagas that went", w.number(`SELECT COUNT(*) FROM saga_steps WHERE saga_id LIKE 's%'`), 0)
 }
