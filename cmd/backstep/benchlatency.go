@@ -227,10 +227,10 @@ func (b *latencyBench) throughRelay(ctx context.Context, s *station) error {
 
 	run := paced{what: "rows committed", queue: relayQueue, cpu: b.result.CPU}
 	run.send = func(ctx context.Context) (id string, at time.Time, err error) {
-		row := benchRow("")
+		row := benchRow(message.NewID())
 		err = sqltx.WithTx(ctx, s.db, func(ctx context.Context, tx *sqltx.Tx) error { return outbox.Add(ctx, tx, row) })
 		at = time.Now()
-		bell.Ring(amqp.AllShards)
+		bell.Ring(1 << message.Shard(row.OrderingKey))
 		return row.MessageID, at, err
 	}
 	p50, p99, err := b.pace(ctx, s, &run)

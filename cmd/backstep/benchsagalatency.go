@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"backstep/internal/amqp"
 	"backstep/internal/bench"
 	"backstep/internal/handlers"
 	"backstep/internal/message"
+	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
 )
 
@@ -50,11 +50,12 @@ func (b *sagaBench) latency(ctx context.Context, s *station) error {
 	err = bench.Pace(ctx, b.every(), len(orders), func(i int) error {
 		o := &orders[i]
 		o.message(ctx)
-		if err := start(ctx, s, intake, o); err != nil {
+		var shards uint16
+		if err := start(outbox.NoteShards(ctx, &shards), s, intake, o); err != nil {
 			return err
 		}
 		w.add(o.MessageID, time.Now())
-		bell.Ring(amqp.AllShards)
+		bell.Ring(shards)
 		bar.set(i + 1)
 		return nil
 	})

@@ -133,7 +133,7 @@ func run(ctx context.Context, cfg config) error {
 			for range cfg.Lanes {
 				lane := inbox.NewLane(db, source, inbox.Config{
 					Queue: queue, Handler: mux, Batch: cfg.Batch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention,
-					Parked: engine.CommandParked, Committed: func() { bell.Ring(amqp.AllShards) }, Log: log,
+					Parked: engine.CommandParked, Committed: bell.Ring, Log: log,
 				}, &stats)
 				lanesDone.Go(func() error { return lane.Run(ctx) })
 			}

@@ -121,8 +121,8 @@ const WakeQueuePrefix = message.WakeExchange + "."
 const AllShards = 0xffff
 
 // Listen is the relays' side of the doorbell: it calls ring with the shards of each ring, on
-// whatever session there is, until ctx ends, and returns nil. ring must not wait. At most one
-// ring waits on the broker for each relay, the latest.
+// whatever session there is, until ctx ends, and returns nil. ring must not wait. For a relay
+// that does not listen, a few rings wait on the broker, the latest.
 func (c *Client) Listen(ctx context.Context, ring func(shards uint16)) error {
 	for try := 0; ; try++ {
 		began := time.Now()
@@ -177,18 +177,22 @@ func (c *Client) listen(ctx context.Context, ring func(shards uint16)) error {
 	}
 }
 
+// ringsAhead is how many rings may be on their way to a relay, and as many may wait behind
+// them. With one, each process that rings would push out what another has rung for.
+const ringsAhead = 16
+
 // consumeBell makes a doorbell queue and consumes it. Its name is new each time: the queue of
 // a lost connection is locked until the broker has noticed the loss.
 func consumeBell(ch *amqp091.Channel) (<-chan amqp091.Delivery, error) {
 	name := WakeQueuePrefix + rand.Text()
-	args := amqp091.Table{amqp091.QueueMaxLenArg: int32(1), amqp091.QueueOverflowArg: amqp091.QueueOverflowDropHead}
+	args := amqp091.Table{amqp091.QueueMaxLenArg: int32(ringsAhead), amqp091.QueueOverflowArg: amqp091.QueueOverflowDropHead}
 	if _, err := ch.QueueDeclare(name, false, true, true, false, args); err != nil {
 		return nil, fmt.Errorf("declare queue %q: %w", name, err)
 	}
 	if err := ch.QueueBind(name, "", message.WakeExchange, false, nil); err != nil {
 		return nil, fmt.Errorf("bind queue %q to exchange %q: %w", name, message.WakeExchange, err)
 	}
-	if err := ch.Qos(1, 0, false); err != nil {
+	if err := ch.Qos(ringsAhead, 0, false); err != nil {
 		return nil, fmt.Errorf("set prefetch: %w", err)
 	}
 	return ch.Consume(name, name, false, true, false, false, nil)

@@ -58,9 +58,9 @@ type Config struct {
 	// Parked is called in the transaction that parks a message, to tell whoever waits for it.
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
 
-	// Committed is called after each commit, to wake whoever publishes what it added. It must
-	// not wait.
-	Committed func()
+	// Committed is called after each commit, to wake whoever publishes what it added, with the
+	// shards of that, one bit each. It must not wait.
+	Committed func(shards uint16)
 
 	Log *slog.Logger
 }
@@ -90,7 +90,7 @@ func (c Config) withDefaults() Config {
 		c.Parked = func(context.Context, *sqltx.Tx, *message.Message, string) error { return nil }
 	}
 	if c.Committed == nil {
-		c.Committed = func() {}
+		c.Committed = func(uint16) {}
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

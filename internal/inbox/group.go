@@ -20,6 +20,8 @@ type group struct {
 	lost      int  // connections that went away while the server was up
 	fails     int  // everything else
 	rejected  bool // it cannot even be parked
+
+	shards uint16 // of the outbox that it has added rows to
 }
 
 func (g *group) halves() []*group {
@@ -61,7 +63,7 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 			}
 		}
 		crash.Point("worker.committed")
-		l.cfg.Committed()
+		l.cfg.Committed(g.shards)
 		if err := l.settle(ctx, s, g, rest); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"backstep/internal/crash"
 	"backstep/internal/message"
+	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
@@ -48,6 +49,7 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 func (l *Lane) once(ctx context.Context, g *group, todo []*message.Delivery) (outcomes []message.Outcome, err error) {
 	spans := make([]trace.Span, len(todo))
 	defer func() { endSpans(spans, outcomes, err) }()
+	ctx = outbox.NoteShards(ctx, &g.shards)
 	err = sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
 		defer func() {
 			if r := recover(); r != nil {

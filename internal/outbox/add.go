@@ -39,6 +39,7 @@ func Add(ctx context.Context, tx *sqltx.Tx, msgs ...message.Message) error {
 	if err := in.Exec(ctx, tx); err != nil {
 		return fmt.Errorf("add %d messages to outbox: %w", len(msgs), err)
 	}
+	noteShards(ctx, msgs)
 	return nil
 }
 

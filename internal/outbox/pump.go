@@ -113,9 +113,6 @@ func (p *pump) run(ctx context.Context) {
 			delete(p.releasing, shard)
 		case <-p.wake:
 			p.bell |= uint16(p.rungFor.Swap(0))
-			// A ring may have pushed another out of the doorbell's queue.
-			p.poll.wait = p.cfg.PollMin
-			p.poll.by(time.Now().Add(p.cfg.PollMin))
 		case <-p.leases.changed:
 			p.poll.next = time.Time{}
 		case <-timer.C:

@@ -12,6 +12,7 @@ import (
 
 	"backstep/internal/message"
 	"backstep/internal/outbox"
+	"backstep/internal/sqltx"
 	"backstep/internal/testenv"
 )
 
