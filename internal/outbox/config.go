@@ -36,6 +36,8 @@ type Config struct {
 
 	Log *slog.Logger
 
+	idle beat // of PollMax
+
 	// Only tests set these.
 	bound        int
 	stretchTTL   time.Duration
@@ -79,7 +81,7 @@ func (c Config) withDefaults() Config {
 	def(&c.DrainTimeout, 10*time.Second)
 	def(&c.stretchTTL, stretchTTL)
 	def(&c.schedulePoll, schedulePoll)
-	def(&c.scheduleRest, scheduleRest)
+	c.idle = newBeat(c.PollMax)
 	if c.bound == 0 {
 		c.bound = bound
 	}

@@ -88,7 +88,7 @@ func (l *leases) run(ctx context.Context) {
 			return
 		}
 		trouble.report(l.cfg.Log, "relay leases not renewed; trying again", err)
-		wait := l.cfg.PollMax
+		wait := l.cfg.idle.next()
 		if err == nil {
 			if !began.Before(beat) {
 				beat = began.Add(l.cfg.LeaseTTL / 5)

@@ -193,5 +193,9 @@ func (p *pump) rest(found bool) {
 	if !found {
 		wait = min(p.cfg.PollMax, max(p.cfg.PollMin, 2*p.poll.wait))
 	}
-	p.poll = poll{wait: wait, next: time.Now().Add(wait/2 + jitter(wait/2))}
+	next := wait/2 + jitter(wait/2)
+	if wait == p.cfg.PollMax {
+		next = p.cfg.idle.next()
+	}
+	p.poll = poll{wait: wait, next: time.Now().Add(next)}
 }

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -20,7 +21,6 @@ const promoteBatch = 500
 const (
 	ringPause    = 20 * time.Millisecond // after a ring; under load there are a thousand a second
 	schedulePoll = 80 * time.Millisecond
-	scheduleRest = 150 * time.Millisecond
 	scheduleLate = 10 * time.Second // is no longer lately
 )
 
@@ -71,7 +71,7 @@ func (r *Relay) runSchedule(ctx context.Context) {
 	var trouble trouble
 	var last time.Time // that any was scheduled
 	for ctx.Err() == nil {
-		wait := r.cfg.PollMax
+		wait := r.cfg.idle.next()
 		if r.Leads() {
 			due, some, err := r.untilDue(ctx)
 			if err == nil && some && due <= 0 {
@@ -91,7 +91,7 @@ func (r *Relay) runSchedule(ctx context.Context) {
 
 // scheduleWait returns when to look again.
 func (r *Relay) scheduleWait(last *time.Time, due time.Duration, some bool) time.Duration {
-	wait := r.cfg.scheduleRest
+	wait := cmp.Or(r.cfg.scheduleRest, r.cfg.idle.next())
 	if some {
 		*last = time.Now()
 		wait = max(due, r.cfg.PollMin)

@@ -31,10 +31,11 @@ type sightings struct {
 	members map[string]sighting
 }
 
-const (
-	selectShardsSQL  = `SELECT shard, owner, epoch, renewals, recalled FROM outbox_shards ORDER BY shard`
-	selectMembersSQL = `SELECT relay_id, heartbeats FROM relay_members`
-)
+// Shards, and members as if they were some. One statement: it is most of what an idle relay does.
+const sightSQL = `
+SELECT shard, owner, epoch, renewals, recalled FROM outbox_shards
+ UNION ALL
+SELECT NULL, relay_id, 0, heartbeats, FALSE FROM relay_members`
 
 // look reads who holds what and remembers when it last moved. If that could not be watched
 // for a whole TTL, because the database was away or this process was paused, nobody else is
@@ -49,31 +50,23 @@ func (s *sightings) look(ctx context.Context, db *sql.DB, ttl time.Duration) err
 		return last
 	}
 	shards, members := map[int]shard{}, map[string]sighting{}
-	err := scan(ctx, db, selectShardsSQL, func(rows *sql.Rows) error {
-		var id int
+	err := scan(ctx, db, sightSQL, func(rows *sql.Rows) error {
+		var id *int
 		var sh shard
 		var count uint64
 		if err := rows.Scan(&id, &sh.owner, &sh.epoch, &count, &sh.recalled); err != nil {
 			return err
 		}
-		sh.sighting = see(s.shards[id].sighting, count)
-		shards[id] = sh
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read outbox shards: %w", err)
-	}
-	err = scan(ctx, db, selectMembersSQL, func(rows *sql.Rows) error {
-		var id string
-		var count uint64
-		if err := rows.Scan(&id, &count); err != nil {
-			return err
+		if id == nil {
+			members[*sh.owner] = see(s.members[*sh.owner], count)
+			return nil
 		}
-		members[id] = see(s.members[id], count)
+		sh.sighting = see(s.shards[*id].sighting, count)
+		shards[*id] = sh
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("read relay members: %w", err)
+		return fmt.Errorf("read outbox shards and relay members: %w", err)
 	}
 	s.at, s.shards, s.members = now, shards, members
 	return nil
