@@ -116,7 +116,9 @@ func recorded(t testing.TB, db *sql.DB, queue, id string) bool {
 // until release.
 func hold(t testing.TB, db *sql.DB, query string, args ...any) (tx *sql.Tx, release func()) {
 	t.Helper()
-	tx, err := db.BeginTx(context.WithoutCancel(t.Context()), nil)
+	// With the locks of gaps that a stranger's transactions have.
+	strange := &sql.TxOptions{Isolation: sql.LevelRepeatableRead}
+	tx, err := db.BeginTx(context.WithoutCancel(t.Context()), strange)
 	if err != nil {
 		t.Fatal(err)
 	}
