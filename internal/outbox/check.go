@@ -130,7 +130,9 @@ func compare(ctx context.Context, db *sql.DB, checks []check) (map[*stretch]bool
 	}
 	doubtful := map[*stretch]bool{}
 	for _, pt := range wrong {
-		doubtful[pt.stretches[0]] = true
+		for _, st := range pt.stretches { // one, and such as have become empty
+			doubtful[st] = true
+		}
 	}
 	return doubtful, nil
 }

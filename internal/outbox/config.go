@@ -81,6 +81,7 @@ func (c Config) withDefaults() Config {
 	def(&c.DrainTimeout, 10*time.Second)
 	def(&c.stretchTTL, stretchTTL)
 	def(&c.schedulePoll, schedulePoll)
+	def(&c.scheduleRest, scheduleRest)
 	c.idle = newBeat(c.PollMax)
 	if c.bound == 0 {
 		c.bound = bound

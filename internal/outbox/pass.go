@@ -56,7 +56,7 @@ func (p *pump) read(ctx context.Context) {
 		p.forgetHolds()
 	}
 	if len(on) == 0 {
-		if due { // a standby: leases.changed wakes it
+		if due { // a standby, which leases.changed wakes, or all wait for their checks
 			p.rest(false)
 		}
 		return
@@ -133,7 +133,7 @@ func (p *pump) admit(done readDone) {
 	} else {
 		p.pages = min(p.cfg.Page, 2*p.pages)
 	}
-	if done.polled && !p.poll.next.IsZero() { // nobody has rung meanwhile
+	if done.polled && !p.poll.next.IsZero() { // no shard was gained, and no hold ended, meanwhile
 		p.rest(found)
 	}
 	p.forgetRetired()

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -14,14 +13,15 @@ import (
 // promoteBatch is how many due messages one transaction moves.
 const promoteBatch = 500
 
-// A message may be added that is due before all others, and for a wait that is over soon: so
-// late it is at most, and with what publishing takes that has to stay below 100 ms. Whoever adds
-// it rings, but not if he is a foreigner, and a ring may be lost. What an idle relay costs grows
-// with how often it wakes up, so it does less often where nothing has been scheduled lately.
+// A message may be added that is due before all others, and soon. It is late by one poll at most,
+// which, with what publishing takes, has to stay below 100 ms. Our writers ring for it; one in
+// another language does not, and a ring may be lost. What an idle relay costs grows with how often
+// it wakes up, so it polls less often where nothing has waited here for a while.
 const (
-	ringPause    = 20 * time.Millisecond // after a ring; under load there are a thousand a second
-	schedulePoll = 80 * time.Millisecond
-	scheduleLate = 10 * time.Second // is no longer lately
+	ringPause     = 20 * time.Millisecond // after a ring; under load there are a thousand a second
+	schedulePoll  = 80 * time.Millisecond
+	scheduleRest  = 250 * time.Millisecond
+	scheduleQuiet = 10 * time.Second // is a while
 )
 
 // One relay promotes, the leader. Another, which was paused and still believes that it leads,
@@ -69,7 +69,7 @@ SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), MIN(due_at))
 // runSchedule moves due messages to the outbox while this relay leads.
 func (r *Relay) runSchedule(ctx context.Context) {
 	var trouble trouble
-	var last time.Time // that any was scheduled
+	var last time.Time // that any waited
 	for ctx.Err() == nil {
 		wait := r.cfg.idle.next()
 		if r.Leads() {
@@ -89,14 +89,14 @@ func (r *Relay) runSchedule(ctx context.Context) {
 	}
 }
 
-// scheduleWait returns when to look again.
+// scheduleWait returns how long to wait until the next look.
 func (r *Relay) scheduleWait(last *time.Time, due time.Duration, some bool) time.Duration {
-	wait := cmp.Or(r.cfg.scheduleRest, r.cfg.idle.next())
+	wait := min(r.cfg.scheduleRest, r.cfg.idle.next())
 	if some {
 		*last = time.Now()
 		wait = max(due, r.cfg.PollMin)
 	}
-	if time.Since(*last) < scheduleLate {
+	if time.Since(*last) < scheduleQuiet {
 		wait = min(wait, r.cfg.schedulePoll)
 	}
 	return wait

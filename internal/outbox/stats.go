@@ -113,9 +113,18 @@ SELECT COUNT(*), COALESCE(SUM(due_at <= NOW(6)), 0),
 	estimateSQL = `EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM outbox_events`
 )
 
-// LookAt returns the state of the outbox. Its parts are read one after the other, so they may
-// differ by what happened in between.
-func LookAt(ctx context.Context, q sqltx.Querier) (Stats, error) {
+// beginner is a pool, or one connection.
+type beginner interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+}
+
+// LookAt returns the state of the outbox at one moment.
+func LookAt(ctx context.Context, db beginner) (Stats, error) {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	if err != nil {
+		return Stats{}, fmt.Errorf("outbox stats: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // it has written nothing
 	st := stats{Stats: Stats{Shards: make([]ShardStats, message.Shards)}, byDestination: map[destination]*DestinationStats{}}
 	for i := range st.Shards {
 		st.Shards[i].Shard = i
@@ -132,7 +141,7 @@ func LookAt(ctx context.Context, q sqltx.Querier) (Stats, error) {
 		{"scheduled messages", st.countScheduled},
 		{"estimate of published rows", st.readEstimate},
 	} {
-		if err := part.read(ctx, q); err != nil {
+		if err := part.read(ctx, tx); err != nil {
 			return Stats{}, fmt.Errorf("outbox stats: %s: %w", part.what, err)
 		}
 	}

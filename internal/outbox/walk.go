@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// walk is a pass over a shard's pending rows, by id from 0. No mark outlives it: a row that
-// commits late under a low id is found by the next one.
+// walk is a pass over a shard's pending rows, by id from 0. Each begins there, no low-water mark
+// is kept: a row that commits late under a low id is found by the next one.
 //
 // A pass takes many reads, and each sees what was committed meanwhile: a late one could find a
 // row whose predecessor, by key, has committed behind its back under an id the pass is past.
