@@ -23,12 +23,12 @@ import (
 )
 
 func newBench() *cobra.Command {
-	cmd := group("bench", "Measure relay, latency, schedule and sagas, each beside what the servers do without us")
+	cmd := group("bench", "Measure relay, latency, schedule and sagas, all but schedule beside what the servers do without us")
 	cmd.Long = `Measures on MySQL and RabbitMQ of its own (or in a database and a virtual host of its own on those
 in BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), with real processes, and removes all it made. Each
-repetition begins afresh and measures right before what the same servers do without us. Compare
-the ratios: what a machine does in a second changes from one minute to the next. Figures are
-medians of the repetitions, with the least and the most beside them.`
+repetition begins afresh, and all but those of schedule measure right before what the same servers
+do without us. Compare the ratios: what a machine does in a second changes from one minute to the
+next. Figures are medians of the repetitions, with the least and the most beside them.`
 	cmd.Example = `  backstep bench relay
   backstep bench latency --runs 5 --json
   backstep bench schedule --relays 3

@@ -32,7 +32,7 @@ func newBenchSchedule() *cobra.Command {
 clock, until a consumer has it. Nobody rings the doorbell for them. Before that, in each
 repetition, it measures what the processes use in --idle in which nothing is to be done, as a share
 of one core (that of the relays is of all of them together), and how many statements the database
-server counts meanwhile.`,
+server counts meanwhile, if it is one that was started for it: others may be asked by anybody.`,
 		Example: `  backstep bench schedule
   backstep bench schedule --relays 3 --spread 200ms
   backstep bench schedule --far-future 1000000 --json | jq .p99_ms.median`,

@@ -55,7 +55,7 @@ func whyItWaits(d *outbox.Detail) []string {
 	}
 	switch {
 	case d.Held != nil && d.Held.ID == d.ID:
-		say("The broker has refused it %s; it is tried again every few seconds, and parked after a while (BACKSTEP_RELAY_PARK_AFTER, 15m): %s", times(d.Attempts), d.LastError)
+		say("The broker has refused it %s; it is tried again every few seconds, and parked after a while (BACKSTEP_RELAY_PARK_AFTER, 15m by default): %s", times(d.Attempts), d.LastError)
 	case d.Held != nil:
 		say("Its destination is held: the broker refused row %d, which goes there too (%s). Rows wait until one gets through: %s",
 			d.Held.ID, times(d.Held.Attempts), d.Held.LastError)

@@ -25,7 +25,7 @@ func newOutboxDrop() *cobra.Command {
 that awaits the message goes to MANUAL_ACTION: somebody must decide about it.
 
 A relay may hold a PENDING row in memory, or have it in flight. So the row is parked first, its
-shard is called back from the relay, which takes a second or two, and only then it is deleted. If it
+shard is called back from the relay, which takes a fraction of a second, and only then it is deleted. If it
 was in flight, and the broker has it, it is not dropped, and said to be PUBLISHED. If the relay does
 not answer within --patience the row stays PARKED; the same command goes on from there.
 
@@ -150,7 +150,7 @@ func printFates(cmd *cobra.Command, fates []outbox.Fate, asJSON bool) error {
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %s were not dropped", failed, plural(len(fates), "row"))
+		return fmt.Errorf("not dropped: %d of %s", failed, plural(len(fates), "row"))
 	}
 	return nil
 }

@@ -58,6 +58,9 @@ interrupted run is finished by the same command.`,
 				if f.Before.IsZero() {
 					f.Before = now
 				}
+				if f.Before.Before(f.Since) {
+					return usagef("--until %s UTC is before --since %s UTC", clock(f.Before), clock(f.Since))
+				}
 				ids, more, err := choose(ctx, db, f.Filter, outbox.StatusPublished, limit)
 				if err != nil {
 					return err

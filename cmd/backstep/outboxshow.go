@@ -156,8 +156,8 @@ func (s *shownRow) print(out io.Writer) {
 	if !s.PublishedAt.IsZero() {
 		field("published", fmt.Sprintf("%s UTC, %s ago", clock(s.PublishedAt), short(s.Age)))
 	}
-	field("attempts", fmt.Sprintf("%d refused by the broker", s.Attempts))
-	if !s.NextAttemptAt.IsZero() {
+	field("attempts", fmt.Sprintf("%d, each refused by the broker", s.Attempts))
+	if s.NextAttemptAt.After(s.CreatedAt.Add(s.Age)) { // later it waits for what its destination says to others
 		field("next attempt", clock(s.NextAttemptAt)+" UTC")
 	}
 	if s.Generation > 0 {
