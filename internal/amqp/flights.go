@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rabbitmq/amqp091-go"
 
@@ -217,13 +218,26 @@ func blames(e *amqp091.Error, exchange string) bool {
 	if exchange == "" {
 		exchange = "amq.default"
 	}
+	return names(e.Reason, exchange) || !utf8.ValidString(exchange) && names(e.Reason, latin1(exchange))
+}
+
+func names(reason, exchange string) bool {
 	name := exchange + "' in vhost"
-	if strings.Contains(e.Reason, "exchange '"+name) {
+	if strings.Contains(reason, "exchange '"+name) {
 		return true
 	}
-	shown, cut := strings.CutSuffix(e.Reason, "...")
+	shown, cut := strings.CutSuffix(reason, "...")
 	_, begin, named := strings.Cut(shown, "exchange '")
 	return cut && named && strings.HasPrefix(name, begin)
+}
+
+// latin1 returns s as RabbitMQ 4 shows bytes that are no UTF-8: each for itself.
+func latin1(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		b.WriteRune(rune(s[i]))
+	}
+	return b.String()
 }
 
 func isDone(fl *flight) bool {
