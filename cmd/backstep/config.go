@@ -62,8 +62,13 @@ func loadConfig(needs ...string) (config, error) {
 const connectTimeout = 10 * time.Second
 
 // openDatabase returns a pool on a server that answers and that we support.
-func (c config) openDatabase(ctx context.Context) (*sql.DB, error) {
-	settings := sqltx.Config{MaxOpen: 4, ProgramName: "backstep-cli", AllowUntested: c.AllowUntestedServer}
+func (c config) openDatabase(ctx context.Context) (*sql.DB, error) { return c.open(ctx, false) }
+
+// openForMigrations is openDatabase for statements that may take long.
+func (c config) openForMigrations(ctx context.Context) (*sql.DB, error) { return c.open(ctx, true) }
+
+func (c config) open(ctx context.Context, long bool) (*sql.DB, error) {
+	settings := sqltx.Config{MaxOpen: 4, ProgramName: "backstep-cli", AllowUntested: c.AllowUntestedServer, LongStatements: long}
 	db, err := sqltx.Open(c.MySQL.DSN, settings)
 	if err != nil {
 		return nil, usagef("BACKSTEP_MYSQL_DSN: %w", err)

@@ -20,7 +20,7 @@ instances may run it at once: they wait for each other. One that was killed is r
 		Example: `  BACKSTEP_MYSQL_DSN='root:secret@tcp(127.0.0.1:3306)/backstep' backstep migrate up`,
 		Args:    cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			return withDatabase(cmd, config.openDatabase, func(ctx context.Context, _ config, db *sql.DB) error {
+			return withDatabase(cmd, config.openForMigrations, func(ctx context.Context, _ config, db *sql.DB) error {
 				applied, err := migrations.Up(ctx, db, nil)
 				if err != nil {
 					return fmt.Errorf("%w; cure the cause and run it again: every statement can run twice", err)

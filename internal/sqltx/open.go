@@ -18,11 +18,12 @@ type Config struct {
 	LockWaitTimeout time.Duration // innodb_lock_wait_timeout, whole seconds; default 5 s
 	ProgramName     string        // shown by the server's connection attributes
 	AllowUntested   bool          // accept servers this version was never tested on
+	LongStatements  bool          // a statement may take as long as it takes: for migrations
 }
 
 // Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
-// has UTC as its time zone, strict SQL mode, READ COMMITTED, and gives up: reads and writes after 30 s, idle
-// ones after 30 s, and the server drops those it has not heard from for 60 s, so that a client
+// has UTC as its time zone, strict SQL mode, READ COMMITTED, and gives up: reads and writes after
+// 30 s, idle ones after 30 s, and the server drops those it has not heard from for 60 s, so that a client
 // lost in a network fault does not hold row locks for hours. A DSN that would change any of
 // that is refused; the package comment says what it may say.
 func Open(dsn string, c Config) (*sql.DB, error) {
@@ -50,6 +51,10 @@ func Open(dsn string, c Config) (*sql.DB, error) {
 		"sql_mode":                 "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
 		"wait_timeout":             "60",
 		"innodb_lock_wait_timeout": strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds()))),
+	}
+	if c.LongStatements {
+		cfg.ReadTimeout = 0
+		cfg.Params["wait_timeout"] = "28800" // another connection holds the migrations' lock meanwhile
 	}
 	plain, err := mysql.NewConnector(cfg)
 	if err != nil {

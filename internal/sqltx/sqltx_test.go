@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -458,5 +459,78 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	if got := sqltx.Redact("user:hunter2@tcp(h:1)/d"); got != "user@tcp(h:1)/d" {
 		t.Errorf("Redact gave %q", got)
+	}
+}
+
+// A migration may take as long as it takes; all else gives up on a server that does not answer.
+func TestLongStatements(t *testing.T) {
+	dsn := testenv.Database(t) + "&readTimeout=10s"
+	const wait = `SELECT SLEEP(11)`
+	for long, lost := range map[bool]bool{false: true, true: false} {
+		t.Run(fmt.Sprint(long), func(t *testing.T) {
+			t.Parallel()
+			db, err := sqltx.Open(dsn, sqltx.Config{LongStatements: long})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = db.Close() }()
+			if _, err := db.ExecContext(t.Context(), wait); (err != nil) != lost {
+				t.Errorf("it gave %v", err)
+			}
+		})
+	}
+}
+
+// Nor does a transaction wait for a server that does not answer when its caller does not either.
+func TestBeginEndsWithItsContext(t *testing.T) {
+	cfg, err := mysql.ParseDSN(testenv.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := net.Dial("tcp", cfg.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := make(chan struct{}) // closed: what the server says is kept back
+	go func() {
+		client, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		go func() { _, _ = io.Copy(server, client) }()
+		buf := make([]byte, 1<<16)
+		for {
+			n, err := server.Read(buf)
+			if err != nil {
+				return
+			}
+			select {
+			case <-silent:
+			default:
+				_, _ = client.Write(buf[:n])
+			}
+		}
+	}()
+	defer func() { _, _ = ln.Close(), server.Close() }()
+	cfg.Addr = ln.Addr().String()
+	db, err := sqltx.Open(cfg.FormatDSN(), sqltx.Config{MaxOpen: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	if err := db.PingContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(silent)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err = sqltx.Once(ctx, db, func(context.Context, *sqltx.Tx) error { return errors.New("it began") })
+	if !errors.Is(err, sqltx.ErrNotBegun) || time.Since(began) > 10*time.Second {
+		t.Errorf("after %s: %v, want ErrNotBegun", time.Since(began), err)
 	}
 }

@@ -38,7 +38,14 @@ func Once(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx) 
 	defer conn.Close() //nolint:errcheck // hands it back to the pool; a broken one is dropped there
 	// The statements of fn end with ctx; the transaction itself does not, or database/sql would
 	// roll it back behind our back and COMMIT could not be told from it.
-	tx, err := conn.BeginTx(context.WithoutCancel(ctx), nil)
+	// Only to begin may it not take longer: a server may not answer.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	stop := context.AfterFunc(ctx, end)
+	tx, err := conn.BeginTx(life, nil)
+	if err == nil && !stop() {
+		err = errors.Join(ctx.Err(), tx.Rollback())
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
