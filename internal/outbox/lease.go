@@ -75,15 +75,31 @@ func (l *leases) surplus() []int {
 
 // run renews until ctx ends, first at once and then five times in a TTL. It looks more often:
 // how late it sees that others come, go or die must not grow with the TTL.
-func (l *leases) run(ctx context.Context) {
+//
+// A relay that has not been ready to publish for a TTL, or ever, steps aside until it is: another
+// may have its broker. If none has, nobody needs a shard.
+func (l *leases) run(ctx context.Context, ready func() bool) {
 	var trouble trouble
 	var beat time.Time
+	wasReady, aside := time.Time{}, true
 	for ctx.Err() == nil {
 		step, began := l.watch, time.Now()
-		if !began.Before(beat) {
+		if ready() {
+			wasReady, aside = began, false
+		}
+		switch {
+		case aside:
+			pause(ctx, l.cfg.idle.next())
+			continue
+		case began.Sub(wasReady) > l.cfg.LeaseTTL:
+			step = l.stepAside
+		case !began.Before(beat):
 			step = l.renew
 		}
 		err := step(ctx)
+		if err == nil && began.Sub(wasReady) > l.cfg.LeaseTTL {
+			aside, beat = true, time.Time{}
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -228,6 +244,20 @@ func (l *leases) release(ctx context.Context, shard int) error {
 	delete(l.held, shard)
 	delete(l.giveUp, shard)
 	return nil
+}
+
+// stepAside leaves until the broker is back. What is in flight may go out twice: as when a relay
+// is paused, first deliveries stay in order.
+func (l *leases) stepAside(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.LeaseTTL)
+	defer cancel()
+	done, err := l.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	l.cfg.Log.Warn("relay leaves its shards to others until it can publish again", "shards", len(l.owned()))
+	return l.leave(ctx)
 }
 
 // leave releases everything at once, when nothing is in flight and nothing is renewed any

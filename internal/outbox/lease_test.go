@@ -425,3 +425,29 @@ func TestLeaveReleasesWhatTheTableSays(t *testing.T) {
 		t.Error("more was released than was ours, or the member stayed")
 	}
 }
+
+// A relay that cannot publish leaves its shards to one that can, and has its share again when it
+// can itself. One that never could takes none.
+func TestRelayWithoutBrokerStepsAside(t *testing.T) {
+	t.Parallel()
+	db, cut, well := database(t), &fake{}, &fake{}
+	var away atomic.Bool
+	cut.ReadyFunc = func() bool { return !away.Load() }
+	start(t, db, &fake{ReadyFunc: func() bool { return false }}, outbox.Config{LeaseTTL: time.Second})
+	a := start(t, db, cut, outbox.Config{LeaseTTL: time.Second})
+	b := start(t, db, well, outbox.Config{LeaseTTL: time.Second})
+	shared := func() bool { return a.Shards() == message.Shards/2 && b.Shards() == message.Shards/2 }
+	eventually(t, "both have their share", shared)
+	away.Store(true)
+	add(t, db, commands("q", names("m", 64))...) // in all shards
+	published(t, db, 64)
+	eventually(t, "one has all", func() bool { return b.Shards() == message.Shards && a.Shards() == 0 })
+	if n := number(t, db, `SELECT COUNT(*) FROM relay_members`); n != 1 {
+		t.Errorf("%d members, want the one that can publish", n)
+	}
+	away.Store(false)
+	eventually(t, "both have their share again", shared)
+	if n := len(well.all()); n == 0 || n > 64 {
+		t.Errorf("%d rows came from the one with a broker", n)
+	}
+}

@@ -79,7 +79,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer stopLeasing()
 
 	var wg sync.WaitGroup
-	wg.Go(func() { r.leases.run(leasing) })
+	wg.Go(func() { r.leases.run(leasing, r.pub.Ready) })
 	wg.Go(func() { r.runSchedule(ctx) })
 	newPump(r).run(ctx)
 	stopLeasing()
