@@ -92,7 +92,7 @@ const (
 	refuseSQL = `
 UPDATE outbox_events e
   JOIN outbox_shards s ON s.shard = e.shard AND s.owner = ? AND s.epoch = ?
-   SET e.attempts = e.attempts + 1, e.last_error = ?, e.next_attempt_at = NOW(6) + INTERVAL ? MICROSECOND
+   SET e.attempts = e.attempts + ?, e.last_error = ?, e.next_attempt_at = NOW(6) + INTERVAL ? MICROSECOND
  WHERE e.id = ?
    AND e.status = 'PENDING'
    AND e.generation = ?`
@@ -111,16 +111,17 @@ type refusal struct {
 	row    *row
 	reason string
 	wait   time.Duration // until the next attempt
+	times  int           // it was refused since it was last charged for it
 }
 
 // charge counts refusals. Those of rows or shards that have changed hands count for nothing.
-func (r *Relay) charge(ctx context.Context, refusals []refusal) error {
+func (r *Relay) charge(ctx context.Context, refusals []*refusal) error {
 	if len(refusals) == 0 {
 		return nil
 	}
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
 		for _, f := range refusals {
-			if _, err := tx.Exec(ctx, refuseSQL, []byte(r.cfg.ID), f.row.epoch, words(f.reason),
+			if _, err := tx.Exec(ctx, refuseSQL, []byte(r.cfg.ID), f.row.epoch, f.times, words(f.reason),
 				f.wait.Microseconds(), f.row.id, f.row.generation); err != nil {
 				return err
 			}

@@ -50,7 +50,7 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 		if p.due(h, r) {
 			p.todo.parks = append(p.todo.parks, refusal{row: r, reason: res.Reason})
 		} else {
-			p.todo.refused = append(p.todo.refused, refusal{r, res.Reason, max(0, time.Until(h.until))})
+			p.todo.refuse(r, res.Reason, max(0, time.Until(h.until)))
 			p.again(ln, r)
 		}
 		p.lift(h)

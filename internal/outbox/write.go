@@ -15,18 +15,32 @@ const maxRefusals = 64
 
 // toWrite is what is to be written about rows.
 type toWrite struct {
-	confirmed []*row    // to be marked, by one statement
-	refused   []refusal // to be charged, by one transaction
-	parks     []refusal // a transaction each
+	confirmed []*row     // to be marked, by one statement
+	refused   []*refusal // to be charged, by one transaction
+	parks     []refusal  // a transaction each
 }
 
 func (w *toWrite) empty() bool { return len(w.confirmed)+len(w.refused)+len(w.parks) == 0 }
+
+// refuse notes a refusal. A row that is refused again before the last one is written is charged
+// for both at once: with many of them writing could not keep up.
+func (w *toWrite) refuse(r *row, reason string, wait time.Duration) {
+	if r.charge == nil {
+		r.charge = &refusal{row: r}
+		w.refused = append(w.refused, r.charge)
+	}
+	r.charge.reason, r.charge.wait = reason, wait
+	r.charge.times++
+}
 
 // cut takes off what goes into one write.
 func (w *toWrite) cut() toWrite {
 	n, m := min(maxRefusals, len(w.refused)), min(maxRefusals, len(w.parks))
 	first := toWrite{w.confirmed, w.refused[:n], w.parks[:m]}
 	w.confirmed, w.refused, w.parks = nil, w.refused[n:], w.parks[m:]
+	for _, f := range first.refused {
+		f.row.charge = nil
+	}
 	return first
 }
 
