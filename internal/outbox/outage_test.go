@@ -26,6 +26,7 @@ type proxy struct {
 	target   string
 	needle   []byte
 	seen     atomic.Int64 // how often needle was sent to the server
+	received atomic.Int64 // bytes from the server
 
 	mu     sync.Mutex // guards below
 	down   bool
@@ -88,7 +89,10 @@ func (p *proxy) forward(to, from net.Conn, up bool) {
 		if err != nil {
 			return
 		}
-		if up && len(p.needle) > 0 {
+		switch {
+		case !up:
+			p.received.Add(int64(n))
+		case len(p.needle) > 0:
 			p.seen.Add(int64(bytes.Count(buf[:n], p.needle)))
 		}
 		if _, err := io.Copy(to, bytes.NewReader(buf[:n])); err != nil {

@@ -217,6 +217,26 @@ func TestLargeRows(t *testing.T) {
 	}
 }
 
+// Of large rows a read takes in no more than there is room for, whatever the server has sent.
+func TestLargeRowsAreNotSentAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	db, direct, link := proxied(t)
+	const size, n = 2 << 20, 32
+	for _, id := range names("m", n) {
+		m := command("q", id)
+		m.Body = make([]byte, size)
+		add(t, direct, m)
+	}
+	start(t, db, &fake{}, outbox.Config{})
+	published(t, direct, n)
+	// What is in the sockets' buffers when a read ends is sent for nothing.
+	if sent := link.received.Load(); sent > 2*n*size {
+		t.Errorf("the server sent %d MiB for rows of %d", sent>>20, n*size>>20)
+	} else {
+		t.Logf("%d MiB for rows of %d", sent>>20, n*size>>20)
+	}
+}
+
 // stopped runs a relay until ctx ends and returns how long it took to stop.
 func stopped(t *testing.T, r *relay, within time.Duration) {
 	t.Helper()

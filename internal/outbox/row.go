@@ -27,6 +27,7 @@ type row struct {
 	size       int    // bytes
 	fault      string // why it can never be published: it does not decode
 	sent       time.Time
+	charge     *refusal   // that is to be written
 	span       trace.Span // of the publish, while it is in flight
 	alone      bool       // it was sent with nothing else in flight, to see whether it is to blame
 }
@@ -111,6 +112,10 @@ type found struct {
 func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 	f := found{rows: map[int][]*row{}, highest: unknown}
 	query, args := pg.query()
+	// Closing a result takes in all that is left of it. Of one that is cut that may be gigabytes:
+	// then the connection ends with it.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	rs, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
@@ -145,7 +150,9 @@ func (pg page) read(ctx context.Context, db *sql.DB) (found, error) {
 		bytes += r.size
 		f.cut = bytes > maxPageBytes
 	}
-	if err := rs.Err(); err != nil {
+	if f.cut {
+		cancel()
+	} else if err := rs.Err(); err != nil {
 		return found{}, fmt.Errorf("read pending outbox rows: %w", err)
 	}
 	if pg.first() && f.highest == unknown {
