@@ -147,12 +147,15 @@ func (p *pump) haul(sp span, done readDone) haul {
 	}
 	rows := done.rows[sp.shard]
 	p.tally.rows.Add(int64(len(rows)))
-	h := haul{after: sp.after, more: done.cut || len(rows) == sp.limit}
+	h := haul{after: sp.after, more: done.cut || len(rows) == sp.limit, blockers: map[*hold]bool{}}
 	for _, r := range rows {
 		h.after = r.id
 		if p.known[r.id] == nil {
 			r.epoch = done.epochs[sp.shard]
 			h.rows = append(h.rows, r)
+		} else if ln := p.keys[r.key]; ln != nil && ln.stuck() {
+			h.waiting++
+			h.blockers[p.dests[ln.waiting[0].dest]] = true
 		}
 	}
 	return h
@@ -168,6 +171,9 @@ func (p *pump) take(w *walk, h haul) bool {
 		}
 	}
 	if w.on {
+		if w.current == nil && h.waiting >= p.cfg.bound {
+			p.cover(w, h)
+		}
 		w.after = h.after
 		p.goOn(w, h.more)
 	}

@@ -33,6 +33,9 @@ type haul struct {
 	rows  []*row // that are not known
 	after uint64 // last id read
 	more  bool   // there was more to read
+
+	waiting  int            // known rows that were read and are held up
+	blockers map[*hold]bool // by what
 }
 
 // unknown is the highest id as long as nobody has asked.
@@ -146,6 +149,21 @@ func (p *pump) leaveOut(w *walk, r *row, b blocker) bool {
 	}
 	w.behind[len(w.behind)-1].add(r, b)
 	return true
+}
+
+// cover has the next passes jump over what was read, too, though it is known, because much of it
+// is held up: as many rows as were in flight when their destination refused the first.
+func (p *pump) cover(w *walk, h haul) {
+	n := len(w.behind)
+	if n == 0 || w.behind[n-1].sum.rows >= uint64(p.cfg.Page) {
+		w.behind = append(w.behind, newStretch())
+		n++
+	}
+	st := w.behind[n-1]
+	st.last = h.after
+	for b := range h.blockers {
+		st.blockers[b] = true
+	}
 }
 
 // keysLeftOut is what the memory of rows left out grows with.
