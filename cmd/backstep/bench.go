@@ -23,7 +23,7 @@ import (
 )
 
 func newBench() *cobra.Command {
-	cmd := group("bench", "Measure relay, latency, schedule and sagas, all but schedule beside what the servers do without us")
+	cmd := group("bench", "Measure relay, latency, schedule and sagas")
 	cmd.Long = `Measures on MySQL and RabbitMQ of its own (or in a database and a virtual host of its own on those
 in BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), with real processes, and removes all it made. Each
 repetition begins afresh, and all but those of schedule measure right before what the same servers

@@ -224,7 +224,7 @@ func TestOutboxChanges(t *testing.T) {
 	fill(t, db)
 	run("drop", "1", "parked", "sent", "--dry-run").want(exitOK, "nothing was done")
 	rowsAre(t, db, 1, 2, 2)
-	with("drop", "1", "parked", "sent").want(exitFailed, "row 1, message pending: dropped", "row 2, message parked: dropped", "row 4, message sent: it is PUBLISHED", "1 of 3 rows were not dropped")
+	with("drop", "1", "parked", "sent").want(exitFailed, "row 1, message pending: dropped", "row 2, message parked: dropped", "row 4, message sent: it is PUBLISHED", "not dropped: 1 of 3 rows")
 	rowsAre(t, db, 0, 1, 2)
 	with("drop", "1", "parked").want(exitOK, "row 1: dropped before, by ops", "row 2: dropped before, by ops")
 	with("drop", "99").want(exitFailed, `"99"`)
