@@ -89,7 +89,7 @@ func (l *leases) run(ctx context.Context, ready func() bool) {
 		}
 		switch {
 		case aside:
-			pause(ctx, l.cfg.idle.next())
+			pause(ctx, min(l.cfg.idle.next(), l.cfg.LeaseTTL/5))
 			continue
 		case began.Sub(wasReady) > l.cfg.LeaseTTL:
 			step = l.stepAside

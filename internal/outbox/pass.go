@@ -150,12 +150,15 @@ func (p *pump) haul(sp span, done readDone) haul {
 	h := haul{after: sp.after, more: done.cut || len(rows) == sp.limit, blockers: map[*hold]bool{}}
 	for _, r := range rows {
 		h.after = r.id
-		if p.known[r.id] == nil {
+		known := p.known[r.id]
+		if known == nil {
 			r.epoch = done.epochs[sp.shard]
 			h.rows = append(h.rows, r)
-		} else if ln := p.keys[r.key]; ln != nil && ln.stuck() {
+			continue
+		}
+		if ln, d := p.keys[r.key], p.dests[known.dest]; ln != nil && ln.stuck() && d != nil {
 			h.waiting++
-			h.blockers[p.dests[ln.waiting[0].dest]] = true
+			h.blockers[d] = true
 		}
 	}
 	return h
