@@ -175,7 +175,7 @@ func testOutage(t *testing.T, s *stage, o outage, prefix string) {
 	if o.during != nil {
 		o.during(s)
 	}
-	time.Sleep(o.lasts - time.Since(began))
+	time.Sleep(o.lasts - time.Since(began)) // that is how long it lasts: longer than a time-out
 	if st := s.of(prefix); o.unready != "" && st.pending == 0 {
 		t.Errorf("%+v: nothing had to wait", st)
 	}

@@ -330,7 +330,7 @@ func (p *proc) cpu(during time.Duration) float64 {
 		return user + system
 	}
 	before := ticks()
-	time.Sleep(during)
+	time.Sleep(during)    // it is measured over this time
 	const perSecond = 100 // USER_HZ, the same on every Linux
 	return float64(ticks()-before) / perSecond / during.Seconds()
 }
