@@ -87,17 +87,18 @@ func (l *leases) run(ctx context.Context, ready func() bool) {
 		if ready() {
 			wasReady, aside = began, false
 		}
+		gone := began.Sub(wasReady) > l.cfg.LeaseTTL
 		switch {
 		case aside:
 			pause(ctx, min(l.cfg.idle.next(), l.cfg.LeaseTTL/5))
 			continue
-		case began.Sub(wasReady) > l.cfg.LeaseTTL:
+		case gone:
 			step = l.stepAside
 		case !began.Before(beat):
 			step = l.renew
 		}
 		err := step(ctx)
-		if err == nil && began.Sub(wasReady) > l.cfg.LeaseTTL {
+		if err == nil && gone {
 			aside, beat = true, time.Time{}
 		}
 		if ctx.Err() != nil {

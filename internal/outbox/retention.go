@@ -43,20 +43,8 @@ func Sweep(ctx context.Context, db *sql.DB, retention time.Duration, limit int) 
 }
 
 func sweep(ctx context.Context, tx *sqltx.Tx, retention time.Duration, limit int) (int64, error) {
-	rows, err := tx.Query(ctx, selectOldSQL, int64(retention.Seconds()), limit)
-	if err != nil {
-		return 0, err
-	}
-	defer rows.Close()
-	var ids []uint64
-	for rows.Next() {
-		var id uint64
-		if err := rows.Scan(&id); err != nil {
-			return 0, err
-		}
-		ids = append(ids, id)
-	}
-	if err := rows.Err(); err != nil || len(ids) == 0 {
+	ids, err := selectIDs(ctx, tx, selectOldSQL, int64(retention.Seconds()), limit)
+	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
 	slices.Sort(ids)

@@ -126,14 +126,15 @@ func (r *Relay) untilDue(ctx context.Context) (due time.Duration, some bool, err
 // promote moves one batch of due messages.
 func (r *Relay) promote(ctx context.Context) error {
 	err := sqltx.WithTx(ctx, r.db, func(ctx context.Context, tx *sqltx.Tx) error {
-		ids, err := selectIDs(ctx, tx, selectDueSQL, promoteBatch)
-		if err != nil || len(ids) == 0 {
+		due, err := selectIDs(ctx, tx, selectDueSQL, promoteBatch)
+		if err != nil || len(due) == 0 {
 			return err
 		}
-		ids, err = selectIDs(ctx, tx, fmt.Sprintf(lockDueSQL, idList(len(ids))), ids...)
-		if err != nil || len(ids) == 0 {
+		locked, err := selectIDs(ctx, tx, fmt.Sprintf(lockDueSQL, idList(len(due))), anys(due)...)
+		if err != nil || len(locked) == 0 {
 			return err
 		}
+		ids := anys(locked)
 		insert := fmt.Sprintf(promoteSQL, sqltx.Placeholders(len(ids))) + onDuplicateSelectSQL
 		if _, err := tx.Exec(ctx, insert, ids...); err != nil {
 			return err
@@ -155,7 +156,7 @@ const onDuplicateSelectSQL = ` ON DUPLICATE KEY UPDATE outbox_events.idempotency
 // idList is n ids as a table.
 func idList(n int) string { return "SELECT ? AS id" + strings.Repeat(" UNION ALL SELECT ?", n-1) }
 
-func selectIDs(ctx context.Context, tx *sqltx.Tx, query string, args ...any) (ids []any, err error) {
+func selectIDs(ctx context.Context, tx *sqltx.Tx, query string, args ...any) (ids []uint64, err error) {
 	rows, err := tx.Query(ctx, query, args...)
 	if err != nil {
 		return nil, err
