@@ -10,11 +10,11 @@ import (
 
 // What follows lets the tests take a relay's steps one by one.
 
-// ReadQuery is the relay's read, of a pass that begins where after is 0.
-func ReadQuery(after map[int]uint64, last uint64, limit int) (string, []any) {
+// ReadQuery is the relay's read, of a pass that begins where after is 0. Known rows are skipped.
+func ReadQuery(after map[int]uint64, last uint64, limit int, known ...uint64) (string, []any) {
 	var pg page
 	for _, s := range slices.Sorted(maps.Keys(after)) {
-		pg = append(pg, span{shard: s, after: after[s], upTo: last, limit: limit, first: after[s] == 0})
+		pg = append(pg, span{shard: s, after: after[s], upTo: last, skip: known, limit: limit, first: after[s] == 0})
 	}
 	return pg.query()
 }

@@ -62,14 +62,29 @@ func (p *pump) read(ctx context.Context) {
 		return
 	}
 	var pg page
+	moving := p.moving()
 	for _, s := range slices.Sorted(maps.Keys(on)) {
-		pg = append(pg, p.span(on[s], s, max(1, p.pages/len(on))))
+		sp := p.span(on[s], s, max(1, p.pages/len(on)))
+		sp.skip = moving[s]
+		pg = append(pg, sp)
 	}
 	p.reading = true
 	p.wg.Go(func() {
 		f, err := pg.read(ctx, p.db)
 		p.reads <- readDone{page: pg, found: f, polled: due, epochs: owned, err: err}
 	})
+}
+
+// moving returns the known rows of each shard that a read need not bring again. Those of lines
+// that are stuck it must: take is told by them where the next passes may jump.
+func (p *pump) moving() map[int][]uint64 {
+	ids := make(map[int][]uint64, len(p.walks))
+	for id, r := range p.known {
+		if ln := p.keys[r.key]; ln == nil || !ln.stuck() {
+			ids[r.shard] = append(ids[r.shard], id)
+		}
+	}
+	return ids
 }
 
 // mask returns one bit for each shard owned.

@@ -70,8 +70,12 @@ func TestReadUsesItsIndex(t *testing.T) {
 			after map[int]uint64
 			last  uint64
 			limit int
-		}{{first, math.MaxUint64, 62}, {later, 40_000, 62}, {map[int]uint64{5: 17}, 40_000, 1000}} {
-			query, args := outbox.ReadQuery(q.after, q.last, q.limit)
+			known []uint64
+		}{
+			{first, math.MaxUint64, 62, nil}, {later, 40_000, 62, nil}, {map[int]uint64{5: 17}, 40_000, 1000, nil},
+			{first, math.MaxUint64, 62, []uint64{3, 4, 17, 19_000}}, {map[int]uint64{5: 17}, 40_000, 1000, []uint64{20}},
+		} {
+			query, args := outbox.ReadQuery(q.after, q.last, q.limit, q.known...)
 			parts := 0
 			for _, line := range plan(t, db, query, args...) {
 				switch {
@@ -211,4 +215,37 @@ func TestRowsThatCommitLateAreNotSkipped(t *testing.T) {
 	if len(sent) != writers*rounds*3/2 || len(f.all()) != len(sent) {
 		t.Errorf("%d messages in %d publishes, want %d", len(sent), len(f.all()), writers*rounds*3/2)
 	}
+}
+
+// What the relay has in memory is not read again, however often it looks before the broker has
+// answered; what is added meanwhile is.
+func TestRowsInFlightAreNotReadAgain(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	const n = 50
+	var mu sync.Mutex
+	var answers []func()
+	f := &fake{PublishFunc: func(c *fakeChannel, tag uint64, _ *message.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		answers = append(answers, func() { c.answer(tag, message.Confirmed, "") })
+		return nil
+	}}
+	add(t, db, commands("q", names("early", n))...)
+	r := start(t, db, f, outbox.Config{})
+	eventually(t, "the first rows are in flight", func() bool { return len(f.all()) == n })
+	for i := range n {
+		add(t, db, command("q", fmt.Sprintf("late-%d", i)))
+		r.Wake(outbox.AllShards)
+		eventually(t, "the new row is in flight", func() bool { return len(f.all()) == n+i+1 })
+	}
+	if got := r.RowsRead(); got != 2*n {
+		t.Errorf("%d rows were read, %d are there", got, 2*n)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for _, answer := range answers {
+		answer()
+	}
+	published(t, db, 2*n)
 }

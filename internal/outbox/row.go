@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"backstep/internal/message"
+	"backstep/internal/sqltx"
 )
 
 // row is an outbox row on its way through the relay.
@@ -58,17 +59,25 @@ const (
 )
 
 // One shard's part of a read. Served by ix_outbox_relay (shard, status, id) alone: no
-// filesort, no row of another shard or status is looked at.
-const selectPendingSQL = `
+// filesort, no row of another shard or status is looked at. Ids to skip are found in the index
+// too; as an expression they are looked up in a list, and do not become a range for each gap.
+const (
+	selectPendingSQL = `
 (SELECT id, generation, shard, attempts, message_id, ordering_key, aggregate_type, aggregate_id,
         exchange, routing_key, mandatory, properties, headers, payload, created_at
    FROM outbox_events FORCE INDEX (ix_outbox_relay)
   WHERE shard = ?
     AND status = 'PENDING'
     AND id > ?
-    AND id <= ?
+    AND id <= ?`
+
+	skipSQL = `
+    AND id + 0 NOT IN (`
+
+	inOrderSQL = `
   ORDER BY id
   LIMIT ?)`
+)
 
 // page is one read: of some shards the next rows.
 type page []span
@@ -77,8 +86,9 @@ type page []span
 type span struct {
 	shard       int
 	after, upTo uint64
-	limit       int  // rows
-	first       bool // of a pass
+	skip        []uint64 // known rows: each would be read again by every pass until its mark is written
+	limit       int      // rows
+	first       bool     // of a pass
 }
 
 // query returns one UNION ALL over the shards; shard IN (…) ORDER BY id would sort.
@@ -88,8 +98,16 @@ func (pg page) query() (query string, args []any) {
 		parts = append(parts, highestSQL)
 	}
 	for _, sp := range pg {
-		parts = append(parts, selectPendingSQL)
-		args = append(args, sp.shard, sp.after, sp.upTo, sp.limit)
+		part := selectPendingSQL
+		args = append(args, sp.shard, sp.after, sp.upTo)
+		if len(sp.skip) > 0 {
+			part += skipSQL + sqltx.Placeholders(len(sp.skip)) + ")"
+			for _, id := range sp.skip {
+				args = append(args, id)
+			}
+		}
+		parts = append(parts, part+inOrderSQL)
+		args = append(args, sp.limit)
 	}
 	return strings.Join(parts, "\nUNION ALL"), args
 }
