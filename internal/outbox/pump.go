@@ -127,7 +127,7 @@ func (p *pump) run(ctx context.Context) {
 			p.startChecks(work)
 			p.read(work)
 		}
-		p.write(work)
+		p.write(work, running)
 		p.handOver(work)
 		if !running && p.flying() == 0 && !p.writing && p.todo.empty() {
 			return
@@ -158,7 +158,7 @@ func (p *pump) nap(running bool) time.Duration {
 	wait, now := time.Second, time.Now()
 	soonest := func(t time.Time) { wait = min(wait, max(time.Millisecond, t.Sub(now))) }
 	if !p.writing && !p.todo.empty() {
-		soonest(p.retryAt)
+		soonest(later(p.retryAt, p.todo.due()))
 	}
 	if !p.pub.Ready() {
 		return min(wait, p.cfg.PollMax)
@@ -180,6 +180,13 @@ func (p *pump) nap(running bool) time.Duration {
 		}
 	}
 	return wait
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // handOver releases surplus shards of which nothing is in flight or unmarked: their next

@@ -40,7 +40,7 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 		p.free(h)
 		p.uncount(r)
 		r.msg = message.Message{} // it may be large, and is not needed any more
-		p.todo.confirmed = append(p.todo.confirmed, r)
+		p.todo.confirm(r)
 		p.offer(ln)
 	case message.Nacked:
 		p.refuse(h, res, probed)

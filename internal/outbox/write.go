@@ -13,11 +13,35 @@ import (
 // wait for thousands of them.
 const maxRefusals = 64
 
+// A mark is a commit whatever it marks, and nobody waits for it: it is written when so many rows
+// are confirmed, or when the first of them was so long ago. Should the relay crash, these are
+// published once more.
+const (
+	markRows = 128
+	markWait = 20 * time.Millisecond
+)
+
 // toWrite is what is to be written about rows.
 type toWrite struct {
 	confirmed []*row     // to be marked, by one statement
+	since     time.Time  // the first of them was confirmed
 	refused   []*refusal // to be charged, by one transaction
 	parks     []refusal  // a transaction each
+}
+
+func (w *toWrite) confirm(r *row) {
+	if len(w.confirmed) == 0 {
+		w.since = time.Now()
+	}
+	w.confirmed = append(w.confirmed, r)
+}
+
+// due returns when it is to be written.
+func (w *toWrite) due() time.Time {
+	if len(w.confirmed) >= markRows || len(w.refused)+len(w.parks) > 0 {
+		return time.Time{}
+	}
+	return w.since.Add(markWait)
 }
 
 func (w *toWrite) empty() bool { return len(w.confirmed)+len(w.refused)+len(w.parks) == 0 }
@@ -36,7 +60,7 @@ func (w *toWrite) refuse(r *row, reason string, wait time.Duration) {
 // cut takes off what goes into one write.
 func (w *toWrite) cut() toWrite {
 	n, m := min(maxRefusals, len(w.refused)), min(maxRefusals, len(w.parks))
-	first := toWrite{w.confirmed, w.refused[:n], w.parks[:m]}
+	first := toWrite{confirmed: w.confirmed, refused: w.refused[:n], parks: w.parks[:m]}
 	w.confirmed, w.refused, w.parks = nil, w.refused[n:], w.parks[m:]
 	for _, f := range first.refused {
 		f.row.charge = nil
@@ -53,9 +77,11 @@ type writeDone struct {
 	err    error
 }
 
-// write starts the next write, if there is something to write.
-func (p *pump) write(ctx context.Context) {
-	if p.writing || p.todo.empty() || time.Now().Before(p.retryAt) {
+// write starts the next write, if there is something to write and it is time for it; a relay
+// that stops does not wait for more.
+func (p *pump) write(ctx context.Context, running bool) {
+	now := time.Now()
+	if p.writing || p.todo.empty() || now.Before(p.retryAt) || running && now.Before(p.todo.due()) {
 		return
 	}
 	w := p.todo.cut()
