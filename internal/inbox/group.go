@@ -47,6 +47,7 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 			return ctx.Err()
 		}
 		g, rest := work[0], work[1:]
+		began := time.Now()
 		err := l.transact(context.WithoutCancel(ctx), g)
 		if err != nil {
 			parts, err := l.again(ctx, g, err)
@@ -61,6 +62,9 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 				work = append(parts, rest...)
 				continue
 			}
+		}
+		if err == nil {
+			l.size.done(len(g.ds), time.Since(began))
 		}
 		crash.Point("worker.committed")
 		l.cfg.Committed(g.shards)
@@ -127,6 +131,7 @@ func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error)
 			return nil, perr
 		}
 		if g.conflicts > 1 && len(g.ds) > 1 {
+			l.size.shrink(len(g.ds))
 			return g.halves(), nil
 		}
 		return []*group{g}, nil
@@ -163,6 +168,9 @@ func (l *Lane) apart(ctx context.Context, g *group, err error) ([]*group, error)
 	}
 	if len(g.ds) > 1 {
 		log.Error("batch failed")
+		if errors.Is(err, context.DeadlineExceeded) {
+			l.size.shrink(len(g.ds))
+		}
 		return g.singles(), nil
 	}
 	d := &g.ds[0]

@@ -19,12 +19,14 @@ type Lane struct {
 	db    *sql.DB
 	src   Source
 	cfg   Config
+	size  size
 	stats *Stats
 }
 
 // NewLane returns a lane that is not running yet. stats may be shared between lanes.
 func NewLane(db *sql.DB, src Source, cfg Config, stats *Stats) *Lane {
-	return &Lane{db: db, src: src, cfg: cfg.withDefaults(), stats: stats}
+	cfg = cfg.withDefaults()
+	return &Lane{db: db, src: src, cfg: cfg, size: size{limit: cfg.Batch, most: cfg.Batch}, stats: stats}
 }
 
 // Run consumes until ctx ends, then requeues what it has not started, finishes the
@@ -93,16 +95,21 @@ func handBack(sub Subscription) {
 	}
 }
 
+// maxBatchBytes is where a batch ends, however many deliveries it may have: its rows go into
+// one transaction, and copies of its bodies into the outbox.
+const maxBatchBytes = 4 << 20
+
 // collect takes d and what is already there: a lone message is not held back for more.
 func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []message.Delivery {
-	batch := []message.Delivery{d}
-	for len(batch) < l.cfg.Batch {
+	batch, bytes := []message.Delivery{d}, len(d.Body)
+	for len(batch) < l.size.limit && bytes < maxBatchBytes {
 		select {
 		case d, ok := <-more:
 			if !ok {
 				return batch
 			}
 			batch = append(batch, d)
+			bytes += len(d.Body)
 		default:
 			return batch
 		}
