@@ -35,7 +35,7 @@ type config struct {
 	app.Service
 	Queues  []string `desc:"queues to consume, separated by commas; all if it is not set"`
 	Lanes   int      `default:"1" range:"1 to 64" desc:"consumers of each queue; each has one transaction at a time"`
-	Batch   int      `default:"32" range:"1 to 500" desc:"most messages in one transaction; the prefetch is twice this"`
+	Batch   int      `default:"128" range:"1 to 500" desc:"most messages in one transaction; the prefetch is twice this"`
 	MaxBody int      `split_words:"true" default:"262144" range:"262144 to 4194304" desc:"bytes; larger messages are parked"`
 	Inbox   struct {
 		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long duplicates are known, longer than any message waits before it is replayed; older ones are parked"`
