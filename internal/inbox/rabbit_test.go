@@ -25,7 +25,7 @@ func (c consumer) Subscribe(ctx context.Context, queue string, prefetch int) (Su
 }
 
 // rabbit is a virtual host of a test's own with the queue q, and a source of its deliveries.
-func rabbit(t *testing.T) (*testenv.Broker, Source) {
+func rabbit(t testing.TB) (*testenv.Broker, Source) {
 	t.Helper()
 	b := testenv.Vhost(t)
 	topology := amqp.Topology{Queues: []string{"q"}}
