@@ -8,7 +8,7 @@ import (
 
 // TestCrash kills a process at a named point with 200 orders in flight, starts another, and
 // demands every invariant. (B01: a message goes out twice because the relay died after the
-// confirm and before the mark.)
+// confirm and before the mark. B52: a worker dies before, during or after COMMIT, before its ack.)
 func TestCrash(t *testing.T) {
 	tests := []struct {
 		role, point string
@@ -45,7 +45,8 @@ func TestCrash(t *testing.T) {
 }
 
 // TestEveryMessageTwice delivers each order twice and runs two relays that were made to
-// publish each row twice, by a crash after each mark was lost.
+// publish each row twice, by a crash after each mark was lost. (B75: what follows from a message
+// is not sent again because of a duplicate.)
 func TestEveryMessageTwice(t *testing.T) {
 	w := newWheel(t)
 	w.start("relay")

@@ -7,7 +7,8 @@ import (
 )
 
 // TestDSNOptions: whatever a DSN says about sessions and times, the outcome of an order and
-// every invariant are the same. What could change them is refused, see package sqltx.
+// every invariant are the same. What could change them is refused, see package sqltx. (B80: how
+// many rows an UPDATE says it changed.)
 func TestDSNOptions(t *testing.T) {
 	w := newWheel(t)
 	sep := "?"

@@ -19,7 +19,7 @@ WITH d AS (SELECT 0 n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 U
 SELECT 'q', CONCAT(?, a.n, b.n, c.n), NOW(6) - INTERVAL ? HOUR
   FROM d a, d b, d c`
 
-// What a sweep has locked no lane waits for, nor does it wait for a lane whose transaction is
+// B70: what a sweep has locked no lane waits for, nor does it wait for a lane whose transaction is
 // open, while an old transaction keeps the server from clearing away what was deleted.
 func TestSweepHoldsUpNoLane(t *testing.T) {
 	t.Parallel()
