@@ -144,6 +144,7 @@ func (r *replayer) see(ctx context.Context, p *inbox.Parked) (taken bool, err er
 		said += "; without " + strings.Join(without, ", and without ")
 	}
 	if r.dryRun {
+		r.sent[p.Queue+" "+p.Original.MessageID] = true
 		r.fates.add(p, fateReplayed, said)
 		return false, nil
 	}

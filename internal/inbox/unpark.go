@@ -100,9 +100,13 @@ func (p *Parked) restore(d *message.Delivery) error {
 func openEnvelope(m *message.Message) error {
 	var e struct {
 		Headers json.RawMessage `json:"headers"`
-		Body    []byte          `json:"body"`
+		Body    *[]byte         `json:"body"`
 	}
-	if err := json.Unmarshal(m.Body, &e); err != nil {
+	err := json.Unmarshal(m.Body, &e)
+	if err == nil && (e.Headers == nil || e.Body == nil) {
+		err = errors.New("it has no headers, or no body")
+	}
+	if err != nil {
 		return fmt.Errorf("the envelope does not decode: %w", err)
 	}
 	headers, err := message.DecodeHeaders(e.Headers)
@@ -112,7 +116,7 @@ func openEnvelope(m *message.Message) error {
 	if named, ok := unpairs(headers); ok {
 		headers = named
 	}
-	m.Headers, m.Body = headers, e.Body
+	m.Headers, m.Body = headers, *e.Body
 	return nil
 }
 
