@@ -343,6 +343,9 @@ func TestParkedReplay(t *testing.T) {
 	if got := drained(t, broker, "payment"); !slices.Equal(got, []string{"p1", "p2"}) || !some.More {
 		t.Errorf("payment has %q, more %t", got, some.More)
 	}
+	// What stays is not counted, or the rest would never have its turn.
+	broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy("last", "t", "r", now))
+	run("replay", "--queue", "orders", "--max", "2", "--dry-run").want(exitFailed, "message last: would be replayed", "2 messages would be replayed, 4 not")
 	var actions int
 	if err := db.QueryRowContext(t.Context(), `SELECT COUNT(*) FROM parked_actions WHERE actor = 'ops' AND reason = 'cured, ticket 12'`).Scan(&actions); err != nil || actions != 7 {
 		t.Errorf("%d actions in the audit, %v, want 7", actions, err)

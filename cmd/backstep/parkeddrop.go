@@ -87,7 +87,7 @@ func (d *parkedDropper) see(ctx context.Context, p *inbox.Parked) (taken bool, e
 	if !d.filter.chooses(p) {
 		return false, nil
 	}
-	if d.limit > 0 && len(d.fates.list) >= d.limit {
+	if d.limit > 0 && d.fates.gone >= d.limit {
 		d.fates.more = true
 		return false, amqp.ErrEnough
 	}

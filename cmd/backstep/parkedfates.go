@@ -38,6 +38,7 @@ type parkedFate struct {
 // parkedFates is what became of the messages that were chosen.
 type parkedFates struct {
 	list []parkedFate
+	gone int  // of them are not parked any more, or would not be
 	more bool // than were taken
 }
 
@@ -45,6 +46,9 @@ type parkedFates struct {
 const maxFateDetail = 300
 
 func (f *parkedFates) add(p *inbox.Parked, what fate, detail string) {
+	if what == fateReplayed || what == fateDropped || what == fateDone {
+		f.gone++
+	}
 	f.list = append(f.list, parkedFate{p.Name(), p.Queue, what, clipText(detail, maxFateDetail), p.Original.MessageID})
 }
 
@@ -52,9 +56,9 @@ func (f *parkedFates) addID(id, queue string, what fate, detail string) {
 	f.list = append(f.list, parkedFate{ID: id, Queue: queue, Fate: what, Detail: detail})
 }
 
-func (f *parkedFates) count(what fate) (n int) {
+func (f *parkedFates) count(what ...fate) (n int) {
 	for _, x := range f.list {
-		if x.Fate == what {
+		if slices.Contains(what, x.Fate) {
 			n++
 		}
 	}

@@ -80,7 +80,7 @@ exit code is 1.`,
 	f.add(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "all that are parked")
 	cmd.Flags().BoolVar(&giveID, "give-id", false, "send messages that had no message_id with the one they have in <queue>.parked")
-	cmd.Flags().IntVar(&limit, "max", 0, "so many at most, the first ones; 0 is all")
+	cmd.Flags().IntVar(&limit, "max", 0, "so many at most, the first that can be; 0 is all")
 	cmd.Flags().IntVar(&perSecond, "rate", 20, "so many messages a second at most")
 	o.add(cmd, "only say what would become of the messages")
 	return cmd
@@ -113,7 +113,7 @@ func (r *replayer) see(ctx context.Context, p *inbox.Parked) (taken bool, err er
 	if !r.filter.chooses(p) {
 		return false, nil
 	}
-	if r.limit > 0 && len(r.fates.list) >= r.limit || time.Since(r.began) > maxRun {
+	if r.limit > 0 && r.fates.gone >= r.limit || time.Since(r.began) > maxRun {
 		r.fates.more = true
 		return false, amqp.ErrEnough
 	}
@@ -201,7 +201,7 @@ func (r *replayer) print(cmd *cobra.Command, asJSON bool) error {
 	if err := f.print(cmd, asJSON, done, r.dryRun); err != nil {
 		return err
 	}
-	if n := f.count(fateRefused) + f.count(fateMissing); n > 0 {
+	if n := f.count(fateRefused, fateMissing); n > 0 {
 		return fmt.Errorf("not replayed: %d of %s", n, plural(len(f.list), "message"))
 	}
 	return nil

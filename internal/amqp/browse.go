@@ -10,10 +10,13 @@ import (
 )
 
 // What a browse has in memory at once: it asks for no more than that many deliveries at a
-// time, and for fewer if those it has seen were large.
+// time, for fewer if the last ones were large, and for not many more than the last time. Only
+// so many windows are open that there are channels for them: a connection has 2047 by default.
 const (
-	browseWindow = 1000
-	browseBytes  = 16 << 20
+	browseWindow  = 1000
+	browseBytes   = 16 << 20
+	browseGrowth  = 8
+	browseWindows = 1000
 )
 
 // ErrEnough is what a function that Browse calls returns when it wants to see no more.
@@ -47,7 +50,7 @@ type browser struct {
 	see      func(*message.Delivery) (bool, error)
 	seen     int
 	enough   bool
-	largest  int // body so far
+	largest  int // body in the last window
 
 	// A window is a consumer that holds as many messages as it may, except for the last one.
 	// Each has a channel of its own, because a channel that ends puts back what one consumer
@@ -86,8 +89,11 @@ func (b *browser) run(ctx context.Context, most int) error {
 func (b *browser) open(ctx context.Context, left int) error {
 	prefetch := 1 // who knows how large they are
 	if len(b.windows) > 0 {
-		prefetch = min(browseWindow, left, max(1, browseBytes/max(1, b.largest)))
+		last := b.windows[len(b.windows)-1].prefetch
+		fits := min(browseBytes/max(1, b.largest), browseGrowth*last)
+		prefetch = min(browseWindow, left, max(fits, left/browseWindows+1))
 	}
+	b.largest = 0
 	sub, err := b.consumer.Subscribe(ctx, b.queue, prefetch)
 	if err != nil {
 		return fmt.Errorf("browse: %w", err)

@@ -140,6 +140,38 @@ func TestBrowseTakes(t *testing.T) {
 	}
 }
 
+// TestBrowseLarge: a large message makes the next windows small, and no more than those.
+func TestBrowseLarge(t *testing.T) {
+	c := start(t, Config{URL: testenv.Vhost(t).URL})
+	parked := parkedQueue(t, c, 3)
+	ch := acquire(t, newPublisher(t, c, PublisherConfig{Window: 10}))
+	defer ch.Release()
+	m := command(parked)
+	m.Body = make([]byte, 5<<20)
+	publish(t, ch, m)
+	results(t, ch, 1)
+	fill(t, c, parked, 400)
+	const total = 3 + 1 + 400
+	b := browser{consumer: NewConsumer(c, "test"), queue: parked, see: func(*message.Delivery) (bool, error) { return false, nil }}
+	if err := b.run(within(t), total); err != nil {
+		t.Fatal(err)
+	}
+	var windows []int
+	for _, w := range b.windows {
+		windows = append(windows, w.prefetch)
+	}
+	if err := b.giveBack(); err != nil {
+		t.Fatal(err)
+	}
+	// The second has the large one, so the third has as many as fit if all are like that.
+	if want := []int{1, 8, 3, 24, 192, 176}; !slices.Equal(windows, want) {
+		t.Errorf("windows of %v, want %v", windows, want)
+	}
+	if n, err := session(t, c).Depth(within(t), parked); n != total || err != nil {
+		t.Errorf("%d are left, %v, want %d", n, err, total)
+	}
+}
+
 // TestBrowseWhatOthersHold: it does not wait for what somebody else has in hand.
 func TestBrowseWhatOthersHold(t *testing.T) {
 	c := start(t, Config{URL: testenv.Vhost(t).URL})
