@@ -3,19 +3,12 @@ package main
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/rabbitmq/amqp091-go"
-
-	"backstep/internal/handlers"
-	"backstep/internal/message"
 	"backstep/internal/saga"
 )
 
-// statuses counts the sagas.
 func statuses(t *testing.T, o *operator) (map[saga.Status]int, []saga.Summary) {
 	t.Helper()
 	var list []saga.Summary
@@ -27,9 +20,6 @@ func statuses(t *testing.T, o *operator) (map[saga.Status]int, []saga.Summary) {
 	return n, list
 }
 
-// TestParkedWithSagas: a worker parks commands of sagas, which then wait for somebody. When the
-// cause is cured a replay moves them on by itself; one that is dropped stays; and to replay
-// what is done changes nothing.
 func TestParkedWithSagas(t *testing.T) {
 	o, db, _ := lotOf(t)
 	first := o.start("worker")
@@ -99,102 +89,5 @@ func TestParkedWithSagas(t *testing.T) {
 	var payments int
 	if err := db.QueryRowContext(t.Context(), `SELECT COUNT(*) FROM payments`).Scan(&payments); err != nil || payments != 1 {
 		t.Errorf("%d payments, %v", payments, err)
-	}
-}
-
-// TestDropTellsTheSaga: of what the broker dead-lettered nobody has told the saga.
-func TestDropTellsTheSaga(t *testing.T) {
-	o, db, broker := lotOf(t)
-	execute(t, db, `INSERT INTO saga_instances (id, type, version, correlation_id, status, direction, current_step, attempt, command_id, payload)
-VALUES ('s', 'place-order', 1, 'c', 'RUNNING', 'execute', 1, 1, 'm', '{}')`)
-	m := parkedCopy("m", "place-order.charge-payment", "r", time.Now())
-	m.Headers[message.HeaderSagaID] = "s"
-	broker.Publish(t, message.ParkedExchange, handlers.PaymentQueue, m)
-	o.run("", append([]string{"parked", "drop", "m"}, because...)...).want(exitOK, "1 message dropped")
-	d, err := saga.Get(t.Context(), db, "s")
-	if err != nil || d.Status != saga.ManualAction || !strings.HasPrefix(d.LastError, "command parked: dropped by ops: cured, ticket 12") {
-		t.Errorf("saga %+v, %v", d.Summary, err)
-	}
-}
-
-// TestParkedReplayInterrupted: whatever ends a replay, and however often, no message is lost.
-func TestParkedReplayInterrupted(t *testing.T) {
-	o, _, broker := lotOf(t)
-	const total = 120
-	want := map[string]bool{}
-	for i := range total {
-		id := fmt.Sprint("m-", i)
-		want[id] = true
-		broker.Publish(t, message.ParkedExchange, handlers.PaymentQueue, parkedCopy(id, "t", "r", time.Now()))
-	}
-	args := append([]string{"parked", "replay", "--all", "--rate", "20"}, because...)
-	sent := 0
-	for _, end := range []struct {
-		by   func(*background)
-		code int
-	}{
-		{func(b *background) { b.stop(syscall.SIGKILL) }, -1},
-		{func(*background) { broker.CloseConnections(t) }, exitFailed},
-		{func(b *background) { b.stop(syscall.SIGINT) }, exitFailed},
-	} {
-		b := o.start("backstep", args...)
-		eventually(t, "it has begun", func() error {
-			if ready, _ := broker.Queue(t, "payment"); ready < sent+5 {
-				return fmt.Errorf("%d of %d are sent", ready, total)
-			}
-			return nil
-		})
-		end.by(b)
-		if code := b.wait(); code != end.code {
-			t.Errorf("exit code %d, want %d:\n%s", code, end.code, b.text())
-		}
-		sent, _ = broker.Queue(t, "payment")
-		if sent >= total {
-			t.Fatalf("all %d were sent before it was interrupted", sent)
-		}
-	}
-	eventually(t, "a run finishes it", func() error {
-		o.run("", append([]string{"parked", "replay", "--all", "--rate", "1000"}, because...)...).want(exitOK)
-		if ready, unacked := broker.Queue(t, "payment.parked"); ready+unacked > 0 {
-			return fmt.Errorf("%d and %d are left", ready, unacked)
-		}
-		return nil
-	})
-	got := drained(t, broker, "payment")
-	for _, id := range got {
-		delete(want, id)
-	}
-	if len(want) > 0 || len(got) > total+3 {
-		t.Errorf("%d lost (%v); %d came of %d", len(want), want, len(got), total)
-	}
-}
-
-// TestParkedMany: a list of many takes no memory for each body. The messages are 100 MB.
-func TestParkedMany(t *testing.T) {
-	o, _, broker := lotOf(t)
-	const total, size = 10_000, 10_000
-	m := parkedCopy("m", "t", "r 17", time.Now())
-	m.Body = make([]byte, size)
-	for range 10 {
-		broker.Publish(t, message.ParkedExchange, handlers.PaymentQueue, slices.Repeat([]amqp091.Publishing{m}, total/10)...)
-	}
-	for range 2 {
-		cmd := o.command("backstep", "parked", "list")
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		answer{t: t, stdout: string(out)}.want(0, "10000 messages", "r N")
-		usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-		if !ok {
-			t.Fatal("nothing is known of its memory")
-		}
-		t.Logf("it took %d MiB and %s", usage.Maxrss>>10, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
-		if limit := int64(96 << 10); !raceEnabled && usage.Maxrss > limit { // the race detector multiplies it
-			t.Errorf("it took %d KiB, want less than %d", usage.Maxrss, limit)
-		}
-	}
-	if ready, _ := broker.Queue(t, "payment.parked"); ready != total {
-		t.Errorf("%d are left", ready)
 	}
 }
