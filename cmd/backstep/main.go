@@ -1,5 +1,6 @@
 // Command backstep is the operator's command line: schema and topology, submitting orders,
-// looking at sagas, repairing the outbox, parked messages, checking every invariant, the demo, and benchmarks.
+// looking at sagas, repairing the outbox, replaying parked messages, checking every invariant,
+// the demo, and benchmarks.
 package main
 
 import (
