@@ -76,7 +76,7 @@ func manualAdvice(d saga.Detail, places []outbox.Place) []string {
 		case p.Status == "PARKED":
 			lines = append(lines, fmt.Sprintf("  Its outbox row, to %s %s, is PARKED: backstep outbox requeue %s --reason '…'", p.Exchange, p.RoutingKey, quote(d.CommandID)))
 		case p.Exchange == message.ParkedExchange:
-			lines = append(lines, fmt.Sprintf("  It is in the queue %s.parked: move it to the queue %s (management UI, queue %[1]s.parked, Move messages, with the shovel plugin).", p.RoutingKey, p.RoutingKey))
+			lines = append(lines, fmt.Sprintf("  It is in the queue %s.parked: backstep parked replay %s --queue %[1]s --reason '…'", p.RoutingKey, quote(d.CommandID)))
 		}
 	}
 	return lines

@@ -63,7 +63,7 @@ func TestAdvice(t *testing.T) {
 		{"lost", detail(saga.Running, 1, "m"), nil, "in no table"},
 		{"parked by a worker", detail(saga.ManualAction, 1, "m"),
 			[]outbox.Place{{Status: "PUBLISHED", Exchange: message.CommandsExchange, RoutingKey: "payment"}, {Status: "PUBLISHED", Exchange: message.ParkedExchange, RoutingKey: "payment"}},
-			"in the queue payment.parked: move it to the queue payment"},
+			"in the queue payment.parked: backstep parked replay m --queue payment --reason"},
 		{"parked by the relay", detail(saga.ManualAction, 1, "m"),
 			[]outbox.Place{{Status: "PARKED", Exchange: message.CommandsExchange, RoutingKey: "payment"}}, "is PARKED: backstep outbox requeue m --reason"},
 		{"dropped", detail(saga.ManualAction, 1, "m"), nil, "in no table. It was dropped, or published longer ago than rows are kept: backstep outbox show m"},

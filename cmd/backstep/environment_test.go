@@ -28,6 +28,8 @@ var programs = []struct {
 	{"backstep saga show x", []string{needsMySQL}},
 	{"backstep outbox list", []string{needsMySQL}},
 	{"backstep outbox drop 1 --reason x", []string{needsMySQL}},
+	{"backstep parked list", []string{needsAMQP}},
+	{"backstep parked replay --all --reason x", []string{needsMySQL, needsAMQP}},
 	{"backstep migrate up", []string{needsMySQL}},
 	{"backstep migrate status", []string{needsMySQL}},
 	{"backstep topology apply", []string{needsAMQP}},

@@ -1,5 +1,6 @@
 // Command backstep is the operator's command line: schema and topology, submitting orders,
-// looking at sagas, repairing the outbox, checking every invariant, the demo, and benchmarks.
+// looking at sagas, repairing the outbox, replaying parked messages, checking every invariant,
+// the demo, and benchmarks.
 package main
 
 import (
@@ -85,6 +86,7 @@ func newRoot() *cobra.Command {
   backstep submit --count 10 --stock 1000
   backstep saga list --status MANUAL_ACTION
   backstep outbox stats
+  backstep parked list
   backstep verify --wait 30s`
 	root.Version = app.Version()
 	root.SilenceErrors, root.SilenceUsage = true, true
@@ -97,7 +99,7 @@ func newRoot() *cobra.Command {
 	topology.AddCommand(newTopologyApply())
 	sagas := group("saga", "Look at sagas")
 	sagas.AddCommand(newSagaList(), newSagaShow())
-	root.AddCommand(migrate, topology, newSubmit(), sagas, newOutbox(), newVerify(), newDemo(), newBench())
+	root.AddCommand(migrate, topology, newSubmit(), sagas, newOutbox(), newParked(), newVerify(), newDemo(), newBench())
 	return root
 }
 

@@ -57,6 +57,22 @@ func TestUsage(t *testing.T) {
 		{"outbox republish --reason x", exitUsage, "at least --since"},
 		{"outbox republish --since 1h", exitUsage, "--reason is needed"},
 		{"outbox relays", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
+		{"parked", exitUsage, "Usage:"},
+		{"parked lits", exitUsage, "did you mean list?"},
+		{"parked list --max 0", exitUsage, "--max is 0; it may be 1 to 200000"},
+		{"parked list --since yesterday", exitUsage, "neither an age such as 90m nor a time"},
+		{"parked list --since 1m --until 1h", exitUsage, "is before --since"},
+		{"parked list", exitUsage, "BACKSTEP_AMQP_URL is not set"},
+		{"parked show", exitUsage, "accepts 1 arg"},
+		{"parked show 1 --body --json", exitUsage, "do not go together"},
+		{"parked show 1", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
+		{"parked replay --reason x", exitUsage, "replay needs ids, flags that choose messages, or --all"},
+		{"parked replay 1", exitUsage, "--reason is needed"},
+		{"parked replay 1 --reason x --rate 0", exitUsage, "--rate"},
+		{"parked replay 1 --reason x --max -1", exitUsage, "--max"},
+		{"parked drop --reason x", exitUsage, "drop needs ids, flags that choose messages, or --all"},
+		{"parked drop 1", exitUsage, "--reason is needed"},
+		{"parked drop 1 --reason x --max -1", exitUsage, "--max"},
 		{"migrate up", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
 		{"topology apply", exitUsage, "BACKSTEP_AMQP_URL is not set"},
 		{"verify", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
@@ -102,7 +118,8 @@ func TestUsage(t *testing.T) {
 	}
 	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo",
 		"bench relay", "bench latency", "bench schedule", "bench saga",
-		"outbox relays", "outbox stats", "outbox list", "outbox show", "outbox requeue", "outbox drop", "outbox republish"} {
+		"outbox relays", "outbox stats", "outbox list", "outbox show", "outbox requeue", "outbox drop", "outbox republish",
+		"parked list", "parked show", "parked replay", "parked drop"} {
 		o.run("", append(strings.Fields(args), "--help")...).want(exitOK, "Examples:", "--json")
 	}
 }

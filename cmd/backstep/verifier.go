@@ -111,7 +111,7 @@ func (v verifier) queues(ctx context.Context, f *findings) error {
 		}
 		f.Checked.Parked[parked] = n
 		if n > 0 {
-			f.Warnings = append(f.Warnings, plural(n, "message")+" in "+parked+": the header x-parked-reason says why")
+			f.Warnings = append(f.Warnings, plural(n, "message")+" in "+parked+"; backstep parked list says why")
 		}
 	}
 	return nil

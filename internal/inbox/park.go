@@ -23,8 +23,8 @@ const (
 )
 
 // parkedCopy returns d as it goes to <queue>.parked: original body, properties and headers,
-// and why. The properties are kept in a header too if the copy cannot have them: the broker
-// checks user_id, and an expiration would drop the evidence.
+// and why. The properties are kept in a header too if the copy cannot have them, or will have
+// more: the broker checks user_id, and an expiration would drop the evidence. Unpark undoes it.
 func parkedCopy(d *message.Delivery, reason string, now time.Time) message.Message {
 	m := copyOf(d)
 	m.Exchange, m.RoutingKey, m.Mandatory = message.ParkedExchange, d.Queue, true
@@ -41,15 +41,32 @@ func parkedCopy(d *message.Delivery, reason string, now time.Time) message.Messa
 	if len(m.MessageID) > message.MaxIDBytes {
 		m.MessageID = "" // the outbox gives it one
 	}
-	if m.MessageID == "" || m.MessageID != d.MessageID || m.UserID != d.UserID || m.Expiration != d.Expiration {
+	// The outbox gives a message an id, a content type and an application if it has none.
+	if m.Properties != d.Properties || m.MessageID == "" || m.ContentType == "" || m.AppID == "" {
 		if p, err := message.EncodeProperties(d.Properties); err == nil { // text always encodes
 			m.Headers[message.HeaderParkedProperties] = string(p)
 		}
+	}
+	if added := absent(m.Headers, addedByOutbox); len(added) > 0 {
+		m.Headers[message.HeaderParkedAdded] = added
 	}
 	m.Headers[message.HeaderParkedReason] = clip(reason)
 	m.Headers[message.HeaderParkedAt] = now.UTC().Format(time.RFC3339Nano)
 	m.Headers[message.HeaderParkedFrom] = d.Queue
 	return m
+}
+
+// addedByOutbox are headers that the outbox gives to a message that has them not.
+var addedByOutbox = []string{message.HeaderOrderingKey, message.HeaderTraceParent, message.HeaderTraceState}
+
+// absent returns those names that h has not, as a header's value.
+func absent(h message.Headers, names []string) (list []any) {
+	for _, name := range names {
+		if _, ok := h[name]; !ok {
+			list = append(list, name)
+		}
+	}
+	return list
 }
 
 // copyOf returns a copy of d that may be published and whose headers may be changed.
@@ -79,7 +96,7 @@ func envelope(m message.Message, encoded []byte) message.Message {
 	body := slices.Concat([]byte(`{"headers":`), encoded, []byte(`,"body":"`))
 	body = base64.StdEncoding.AppendEncode(body, m.Body)
 	m.Body = append(body, `"}`...)
-	m.Headers = message.Headers{"x-parked-envelope": true}
+	m.Headers = message.Headers{message.HeaderParkedEnvelope: true}
 	return m
 }
 
@@ -104,9 +121,12 @@ func pairs(v any) any {
 }
 
 // clip returns s as valid text, short enough for a header and for our tables.
-func clip(s string) string {
-	if len(s) > maxReason {
-		s = s[:maxReason] + " …"
+func clip(s string) string { return clipTo(s, maxReason) }
+
+// clipTo returns s as valid text of not much more than n bytes.
+func clipTo(s string, n int) string {
+	if len(s) > n {
+		s = s[:n] + " …"
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }

@@ -68,7 +68,7 @@ func parkedHeaders(t *testing.T, r row, reason string) message.Headers {
 	if h.String(message.HeaderParkedFrom) != "q" {
 		t.Errorf("parked from %q", h.String(message.HeaderParkedFrom))
 	}
-	for _, name := range []string{message.HeaderParkedReason, message.HeaderParkedAt, message.HeaderParkedFrom, message.HeaderOrderingKey} {
+	for _, name := range []string{message.HeaderParkedReason, message.HeaderParkedAt, message.HeaderParkedFrom, message.HeaderParkedAdded, message.HeaderOrderingKey} {
 		delete(h, name) // the outbox adds the key to every message without one
 	}
 	return h

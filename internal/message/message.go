@@ -41,6 +41,13 @@ const (
 	// HeaderParkedProperties keeps the original properties that cannot be set on the parked
 	// copy: the broker checks user_id, and an expiration would drop the evidence.
 	HeaderParkedProperties = "x-parked-properties"
+	// HeaderParkedEnvelope says that the body of a parked copy is an envelope with the original
+	// headers and body.
+	HeaderParkedEnvelope = "x-parked-envelope"
+	// HeaderParkedAdded names headers that the original has not, and the copy may have.
+	HeaderParkedAdded = "x-parked-added"
+	// HeaderParkedPrefix begins all headers that only parked copies have.
+	HeaderParkedPrefix = "x-parked-"
 	// HeaderDeferredSince is when a message was first handed back for a later version of us.
 	HeaderDeferredSince = "x-deferred-since"
 )

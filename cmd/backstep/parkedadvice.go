@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+
+	"backstep/internal/amqp"
+)
+
+// parkedAdvice says what is going on with a parked message and what can be done about it.
+func parkedAdvice(s *shownParked) []string {
+	id := quote(s.ID)
+	var lines []string
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	if s.Removed {
+		a := s.Actions[len(s.Actions)-1]
+		say("It is not in %s any more, and here from the audit: %s", amqp.ParkedQueue(s.Queue), pastWords(&a, s.Processed))
+		return append(lines, sagaLines(s)...)
+	}
+	replay := fmt.Sprintf("  backstep parked replay %s --queue %s --reason '…'", id, quote(s.Queue))
+	switch s.Verdict {
+	case wouldReplay:
+		say("Cure what is named above. Then send it to queue %s again:", s.Queue)
+		lines = append(lines, replay)
+	case wouldRepeat:
+		say("A replay would change nothing: %s. It says so, and removes the message:", s.Why)
+		lines = append(lines, replay)
+	case wouldRefuse:
+		say("It cannot be replayed as it is: %s.", s.Why)
+		switch {
+		case s.Fault != "":
+		case s.MessageID == "" && s.parked.ID != "":
+			say("With the id that it has here, if nothing it asks for has been done yet:")
+			lines = append(lines, replay+" --give-id")
+		default:
+			say("If it has not been done, do it anew, under a new id; an order that is one line of JSON:")
+			lines = append(lines, fmt.Sprintf("  backstep parked show %s --body | backstep submit -", id))
+		}
+	}
+	say("If it must never be processed:")
+	say("  backstep parked drop %s --queue %s --reason '…'", id, quote(s.Queue))
+	return append(lines, sagaLines(s)...)
+}
+
+func sagaLines(s *shownParked) []string {
+	if s.SagaID == "" {
+		return nil
+	}
+	return []string{"It belongs to a saga:", "  backstep saga show " + quote(s.SagaID)}
+}
