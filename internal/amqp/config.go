@@ -31,7 +31,8 @@ type Config struct {
 
 	// OnSession runs on each new session before anybody gets it, to declare the topology, say.
 	// Its context ends with the session. After an error the session is closed and another is
-	// tried after a wait.
+	// tried after a wait. It runs again, beside others and without consequences for the session,
+	// when a queue to be consumed turns out to be missing.
 	OnSession func(ctx context.Context, s *Session) error
 
 	// GiveUp makes Run return if the broker denies us (ErrDenied) and has never let us in. It is

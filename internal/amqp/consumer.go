@@ -25,12 +25,13 @@ func NewConsumer(c *Client, tag string) *Consumer { return &Consumer{client: c, 
 const minArrived = 256
 
 // Subscribe waits for a session and consumes queue on a channel of its own. prefetch is how
-// many deliveries may be unacked, and so what bounds the memory they take; at least 1.
+// many deliveries may be unacked, and so what bounds the memory they take; at least 1. If the
+// queue is missing, the session is set up again first: somebody has deleted it meanwhile.
 func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*Subscription, error) {
 	if prefetch < 1 {
 		return nil, fmt.Errorf("subscribe to queue %q: prefetch %d would mean no limit", queue, prefetch)
 	}
-	for {
+	for missing := false; ; {
 		session, err := c.client.Session(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("subscribe to queue %q: %w%s", queue, err, permission(err, "read"))
@@ -41,6 +42,13 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 			return s, nil
 		case ctx.Err() == nil && session.conn.IsClosed():
 			continue // it went while the channel was opened
+		case isCode(err, amqp091.NotFound) && !missing && c.client.cfg.OnSession != nil:
+			missing = true
+			if serr := c.client.cfg.OnSession(ctx, session); serr == nil {
+				continue
+			} else {
+				err = fmt.Errorf("set up the session: %w", serr)
+			}
 		}
 		return nil, fmt.Errorf("subscribe to queue %q: %w%s", queue, err, permission(err, "read"))
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rabbitmq/amqp091-go"
+
 	"backstep/internal/testenv"
 )
 
@@ -241,6 +243,28 @@ func TestQueueDeleted(t *testing.T) {
 	awaitEnd(t, sub)
 	if err := sub.Err(); !errors.Is(err, ErrConsumerCancelled) || !strings.Contains(err.Error(), `"orders"`) {
 		t.Errorf("Err = %v, want ErrConsumerCancelled naming the queue", err)
+	}
+}
+
+// TestDeletedQueueIsDeclaredAgain, where that is what a session is set up with, when somebody
+// subscribes to it.
+func TestDeletedQueueIsDeclaredAgain(t *testing.T) {
+	b := testenv.Vhost(t)
+	topology := Topology{Queues: []string{"orders"}}
+	c := start(t, Config{URL: b.URL, OnSession: topology.Ensure})
+	before := session(t, c)
+	for _, name := range []string{"orders", "orders.parked"} {
+		b.DeleteQueue(t, name)
+	}
+	sub := subscribe(t, c, "orders", 1)
+	fill(t, c, "orders", 1) // it is bound, too
+	receive(t, sub)
+	if session(t, c) != before {
+		t.Error("the session went")
+	}
+	// One that does not belong to it stays missing.
+	if _, err := NewConsumer(c, "test").Subscribe(within(t), "nowhere", 1); !isCode(err, amqp091.NotFound) {
+		t.Errorf("Subscribe = %v, want the broker's 404", err)
 	}
 }
 

@@ -11,14 +11,15 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// fate of a statement that is on its way to the database. The client never hears of the last
-// two: its connection is gone.
+// fate of a statement that is on its way to the database. The client never hears of the others:
+// its connection is gone, or seems to be there.
 type fate int
 
 const (
 	answered fate = iota
 	lostOnTheWay
 	doneButNotAnswered
+	swallowed // and so is all that comes after it, either way; neither side is told
 )
 
 // proxied returns the DSN of the wheel's database by way of a proxy that asks decide what is to
@@ -34,6 +35,7 @@ func (w *wheel) proxied(decide func(statement string) fate) (dsn string) {
 		w.t.Fatal(err)
 	}
 	target := cfg.Addr
+	over := make(chan struct{})
 	var open sync.WaitGroup
 	open.Go(func() {
 		for {
@@ -46,13 +48,14 @@ func (w *wheel) proxied(decide func(statement string) fate) (dsn string) {
 				_ = client.Close() // that is what a client sees of a server that is away
 				continue
 			}
-			l := &link{client: client, server: server, decide: decide}
+			l := &link{client: client, server: server, decide: decide, over: over}
 			open.Go(l.forward)
 			open.Go(l.back)
 		}
 	})
 	// Cleanups run last first: the processes have ended, and with them their connections.
 	w.t.Cleanup(func() {
+		close(over)
 		_ = listener.Close() // which ends the loop
 		open.Wait()
 	})
@@ -64,9 +67,17 @@ func (w *wheel) proxied(decide func(statement string) fate) (dsn string) {
 type link struct {
 	client, server net.Conn
 	decide         func(statement string) fate
+	over           <-chan struct{} // the test is over
 
-	mu   sync.Mutex // guards mute
+	mu   sync.Mutex // guards below
 	mute bool       // the next answer is not passed on
+	hole bool       // nothing is, not even that a side has closed the connection
+}
+
+func (l *link) set(what *bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	*what = true
 }
 
 func (l *link) close() {
@@ -94,9 +105,11 @@ func (l *link) forward() {
 			case lostOnTheWay:
 				return
 			case doneButNotAnswered:
-				l.mu.Lock()
-				l.mute = true
-				l.mu.Unlock()
+				l.set(&l.mute)
+			case swallowed:
+				l.set(&l.hole)
+				<-l.over
+				return
 			}
 		}
 		if _, err := l.server.Write(packet); err != nil {
@@ -112,10 +125,14 @@ func (l *link) back() {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := l.server.Read(buf)
+		l.mu.Lock()
+		mute, hole := l.mute, l.hole
+		l.mu.Unlock()
+		if hole {
+			<-l.over
+			return
+		}
 		if n > 0 {
-			l.mu.Lock()
-			mute := l.mute
-			l.mu.Unlock()
 			if mute {
 				return // the server has done it
 			}

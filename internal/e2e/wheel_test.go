@@ -64,6 +64,9 @@ type wheel struct {
 	broker *testenv.Broker
 }
 
+// skus is how many there are in a new wheel.
+const skus = 20
+
 func newWheel(t *testing.T) *wheel { return wheelOn(t, testenv.Shared(t)) }
 
 func wheelOn(t *testing.T, servers *testenv.Servers) *wheel {
@@ -73,7 +76,7 @@ func wheelOn(t *testing.T, servers *testenv.Servers) *wheel {
 	if _, err := migrations.Up(t.Context(), w.db, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := handlers.Seed(t.Context(), w.db, 20, 1_000); err != nil {
+	if err := handlers.Seed(t.Context(), w.db, skus, 1_000); err != nil {
 		t.Fatal(err)
 	}
 	return w

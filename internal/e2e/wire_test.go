@@ -18,6 +18,7 @@ type wire struct {
 	mu       sync.Mutex // guards below; held while a frame is written to a client
 	mute     string     // confirms of messages with this routing key are kept back
 	spoilt   []byte     // message headers with this in them arrive as a malformed frame
+	again    int        // how many acks of deliveries are still to arrive twice
 	channels map[channel]*confirms
 }
 
@@ -104,6 +105,20 @@ func (w *wire) spoil(text string) {
 	w.spoilt = []byte(text)
 }
 
+// ackTwice makes the broker meet the next acks of deliveries twice: it closes the channel.
+func (w *wire) ackTwice(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.again = n
+}
+
+// ackedTwice reports whether all of them have come.
+func (w *wire) ackedTwice() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.again == 0
+}
+
 const (
 	methodFrame, headerFrame = 1, 2
 	frameHead                = 7 // type, channel, size; behind the payload there is one byte more
@@ -149,15 +164,14 @@ func (w *wire) forward(client, server net.Conn) {
 		if err != nil {
 			return
 		}
-		w.note(client, frame)
-		if _, err := server.Write(frame); err != nil {
+		if _, err := server.Write(w.note(client, frame)); err != nil {
 			return
 		}
 	}
 }
 
-// note takes note of what is published, and spoils it.
-func (w *wire) note(client net.Conn, frame []byte) {
+// note takes note of what is published, and returns what is to be passed on of a frame.
+func (w *wire) note(client net.Conn, frame []byte) (passed []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if frame[0] == headerFrame && len(w.spoilt) > 0 && bytes.Contains(frame, w.spoilt) {
@@ -178,7 +192,13 @@ func (w *wire) note(client net.Conn, frame []byte) {
 			c.last++
 			c.keys[c.last] = string(key)
 		}
+	case basicAck:
+		if w.again > 0 {
+			w.again--
+			return append(frame, frame...)
+		}
 	}
+	return frame
 }
 
 // short reads a short string.

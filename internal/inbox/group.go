@@ -39,12 +39,16 @@ func (g *group) singles() []*group {
 
 // process runs a batch in one transaction and acks it. What fails together is run apart:
 // conflicts first in place, then in halves, then, alone, after the others; a panic alone. When
-// ctx ends the transaction in hand is finished, and no other is begun.
+// ctx ends the transaction in hand is finished, and no other is begun. Nor is one when the session
+// is gone: the rest could not be acked, and the broker has given it to somebody else, or will to us.
 func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
 	work := []*group{{ds: batch}}
 	for len(work) > 0 {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if err := s.Err(); err != nil {
+			return err
 		}
 		g, rest := work[0], work[1:]
 		began := time.Now()

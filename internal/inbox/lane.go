@@ -45,7 +45,8 @@ func (l *Lane) Run(ctx context.Context) error {
 		if time.Since(began) > time.Minute {
 			try = 0
 		}
-		sleep(ctx, rand.N(min(5*time.Second, 100*time.Millisecond<<min(try, 6))))
+		// All shall flow within 5 s of the end of an outage.
+		sleep(ctx, rand.N(min(3*time.Second, 100*time.Millisecond<<min(try, 6))))
 	}
 	return nil
 }
@@ -70,7 +71,10 @@ func (l *Lane) consume(ctx context.Context) error {
 	s := &session{Subscription: sub}
 	for d := range sub.Deliveries() {
 		if err := l.process(ctx, s, l.collect(d, sub.Deliveries())); err != nil {
-			return err
+			if errors.Is(err, sub.Err()) {
+				return err
+			}
+			return errors.Join(err, sub.Err()) // why the acks did not get through
 		}
 	}
 	return errors.Join(errors.New("subscription ended"), sub.Err())

@@ -283,6 +283,31 @@ func TestSessionGone(t *testing.T) {
 	}
 }
 
+// B37: a message waits for a lock for so long that the broker ends the session. The lane does not
+// go on waiting with a delivery that it cannot ack.
+func TestSessionGoneDuringAConflict(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	_, release := hold(t, db, addSQL, "a")
+	m := msg(message.NewID())
+	h := &effects{BatchFunc: func(ctx context.Context, tx *sqltx.Tx, _ []string) { _, _ = tx.Exec(ctx, addSQL, "a") }}
+	b := newBroker("q", m)
+	l := run(t, db, b, Config{Queue: "q", Handler: h})
+	eventually(t, "it has waited for the lock", func() bool { return l.stats.Conflicts.Load() > 0 })
+	b.drop()
+	eventually(t, "it subscribes again", func() (ok bool) {
+		b.look(func() { ok = len(b.prefetch) == 2 })
+		return ok
+	})
+	release()
+	eventually(t, "the copy is acked", b.settled(1))
+	equal(t, "a", number(t, db, `SELECT n FROM counters WHERE id = 'a'`), 1)
+	equal(t, "effects", effectsOf(t, db, m.MessageID), 1)
+	if s := l.stats.Snapshot(); s.Done != 1 || s.Retried+s.Parked != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
 // B54: at the end of the context what was not started goes back at once, the transaction in
 // hand is finished and acked, and nothing new is begun.
 func TestDrain(t *testing.T) {

@@ -324,6 +324,58 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
+// B66: what a message is charged for an error of the database in its handler, as documented in
+// docs/architecture.md. Each number comes once; then all is well.
+func TestWhatAnErrorCosts(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	numbers := map[string]bool{ // whether an attempt is spent
+		"1020": false, "1205": false, "1213": false,
+		"1040": false, "1053": false, "1317": false, "1927": false, "2006": false, "2013": false, "3169": false, "4031": false,
+		"1290": false, "1792": false, "1836": false,
+		"1062": true,
+		"1146": true, "1264": true, "1364": true, "1406": true, "1452": true, "3024": true, "9999": true,
+	}
+	var msgs []message.Message
+	spent := map[string]bool{}
+	for n, is := range numbers {
+		m := msg(message.NewID())
+		m.Body = []byte(n)
+		msgs = append(msgs, m)
+		if is {
+			spent[m.MessageID] = true
+		}
+	}
+	var seen sync.Map
+	h := &effects{OutcomeFunc: func(ctx context.Context, tx *sqltx.Tx, m *message.Message) message.Outcome {
+		if _, again := seen.LoadOrStore(m.MessageID, true); again {
+			return message.Outcome{}
+		}
+		if _, err := tx.Exec(ctx, `SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = `+string(m.Body)); err != nil {
+			return message.Outcome{Kind: message.Retry, Reason: err.Error()} // as the saga engine does with a step's error
+		}
+		return message.Outcome{}
+	}}
+	b := newBroker("q", msgs...)
+	l := run(t, db, b, Config{Queue: "q", Handler: h, Batch: 1, RetryBase: time.Hour, RetryMax: time.Hour})
+	eventually(t, "all are acked", b.settled(len(msgs)))
+	retried := map[string]bool{}
+	for _, r := range scheduledRows(t, db) {
+		retried[r.RequestID()] = true
+	}
+	for _, m := range msgs {
+		if retried[m.MessageID] != spent[m.MessageID] {
+			t.Errorf("error %s spent an attempt: %t, want %t", m.Body, retried[m.MessageID], spent[m.MessageID])
+		}
+		equal(t, "effects of "+string(m.Body), effectsOf(t, db, m.MessageID), 1)
+	}
+	s := l.stats.Snapshot()
+	if s.Done != int64(len(msgs)-len(spent)) || s.Retried != int64(len(spent)) || s.Parked > 0 {
+		t.Errorf("stats %+v", s)
+	}
+	equal(t, "warnings", l.logged("message will be retried"), len(spent))
+}
+
 // A server of the test's own: read-only for a while, as after a fail-over, then restarted,
 // then killed.
 func TestReadOnlyAndRestart(t *testing.T) {

@@ -51,7 +51,8 @@ func (c Class) String() string {
 	return [...]string{"none", "conflict", "lost", "read-only", "duplicate", "permanent", "canceled", "other"}[c]
 }
 
-// Server error numbers, from the MySQL 8.4 and MariaDB 10.11 error references.
+// Server error numbers, from the MySQL 8.4 and MariaDB 10.11 error references. What becomes of a
+// message is in docs/architecture.md.
 var classes = map[uint16]Class{
 	1205: Conflict, // ER_LOCK_WAIT_TIMEOUT: undoes the statement only; we undo the rest
 	1213: Conflict, // ER_LOCK_DEADLOCK: the server has rolled back everything
@@ -83,6 +84,7 @@ var classes = map[uint16]Class{
 	1146: Permanent, // ER_NO_SUCH_TABLE
 	1153: Permanent, // ER_NET_PACKET_TOO_LARGE
 	1264: Permanent, // ER_WARN_DATA_OUT_OF_RANGE
+	1364: Permanent, // ER_NO_DEFAULT_FOR_FIELD
 	1366: Permanent, // ER_TRUNCATED_WRONG_VALUE_FOR_FIELD
 	1406: Permanent, // ER_DATA_TOO_LONG
 	1690: Permanent, // ER_DATA_OUT_OF_RANGE

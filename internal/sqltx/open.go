@@ -23,9 +23,10 @@ type Config struct {
 
 // Open returns a pool on the server dsn names. It does no I/O. Every connection of the pool
 // has UTC as its time zone, strict SQL mode, READ COMMITTED, and gives up: reads and writes after
-// 30 s, idle ones after 30 s, and the server drops those it has not heard from for 60 s, so that a client
-// lost in a network fault does not hold row locks for hours. A DSN that would change any of
-// that is refused; the package comment says what it may say.
+// 30 s, idle ones after 30 s, and the server drops those it has not heard from for 45 s, so that a client
+// lost in a network fault lets go of its row locks within a minute, the wait of its last statement
+// for a lock included. A DSN that would change any of that is refused; the package comment says
+// what it may say.
 func Open(dsn string, c Config) (*sql.DB, error) {
 	if c.MaxOpen == 0 {
 		c.MaxOpen = 16
@@ -49,7 +50,7 @@ func Open(dsn string, c Config) (*sql.DB, error) {
 		"autocommit":               "1",
 		"time_zone":                "'+00:00'",
 		"sql_mode":                 "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
-		"wait_timeout":             "60",
+		"wait_timeout":             "45",
 		"innodb_lock_wait_timeout": strconv.Itoa(max(1, int(c.LockWaitTimeout.Seconds()))),
 	}
 	if c.LongStatements {

@@ -44,7 +44,7 @@ func TestSessionSettings(t *testing.T) {
 SELECT @@session.time_zone, @@session.sql_mode, @@session.wait_timeout, @@session.innodb_lock_wait_timeout`).Scan(&zone, &mode, &wait, &lockWait); err != nil {
 		t.Fatal(err)
 	}
-	if zone != "+00:00" || !strings.Contains(mode, "STRICT_ALL_TABLES") || wait != 60 || lockWait != 1 {
+	if zone != "+00:00" || !strings.Contains(mode, "STRICT_ALL_TABLES") || wait != 45 || lockWait != 1 {
 		t.Errorf("time zone %s, mode %s, wait_timeout %d, lock wait %d", zone, mode, wait, lockWait)
 	}
 }

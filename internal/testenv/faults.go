@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"fmt"
+	"os"
 )
 
 // KillBroker ends the broker as kill -9 does. Its data stay.
@@ -37,6 +38,16 @@ func (s *Servers) RestartDatabase(ctx context.Context) error {
 		return err
 	}
 	return s.database.start(ctx)
+}
+
+// BrokerLog returns what the broker has logged so far: warnings and errors.
+func (s *Servers) BrokerLog() (string, error) {
+	r, ok := s.broker.(*rabbit)
+	if !ok {
+		return "", fmt.Errorf("read the broker's log: %w", ErrNotOurs)
+	}
+	text, err := os.ReadFile(r.log)
+	return string(text), err
 }
 
 // Rabbitmqctl runs the broker's own tool, to set off alarms, say, and returns what it printed.
