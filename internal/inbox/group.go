@@ -41,6 +41,8 @@ func (g *group) singles() []*group {
 // conflicts first in place, then in halves, then, alone, after the others; a panic alone. When
 // ctx ends the transaction in hand is finished, and no other is begun.
 func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
+	inHand, end := outlive(ctx, l.cfg.Drain)
+	defer end()
 	work := []*group{{ds: batch}}
 	for len(work) > 0 {
 		if ctx.Err() != nil {
@@ -48,7 +50,11 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 		}
 		g, rest := work[0], work[1:]
 		began := time.Now()
-		err := l.transact(context.WithoutCancel(ctx), g)
+		err := l.transact(inHand, g)
+		if err != nil && ctx.Err() != nil {
+			l.cfg.Log.Info("stopping; the transaction in hand was rolled back and its messages go back", "messages", len(g.ds), "error", err)
+			return ctx.Err()
+		}
 		if err != nil {
 			parts, err := l.again(ctx, g, err)
 			switch {
@@ -75,6 +81,16 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 		work = rest
 	}
 	return nil
+}
+
+// outlive returns a context that ends some time after ctx has.
+func outlive(ctx context.Context, by time.Duration) (context.Context, func()) {
+	longer, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		sleep(longer, by)
+		end()
+	})
+	return longer, func() { stop(); end() }
 }
 
 // settle tells the broker about a group that is done; the groups in open are not.
@@ -184,6 +200,9 @@ func (l *Lane) apart(ctx context.Context, g *group, err error) ([]*group, error)
 	log.Error("message failed", "failures", g.fails)
 	if g.fails == 1 {
 		d.Failure = clip(err.Error()) // later ones are about counting and parking
+	}
+	if errors.Is(err, errLeftBehind) {
+		g.fails++ // it is parked without another try, which would leave another behind
 	}
 	return []*group{g}, sqltx.Pause(ctx, g.fails)
 }
