@@ -99,6 +99,9 @@ func (t *try) run(ctx context.Context, g *group, todo []*message.Delivery) {
 // touched any more.
 func (t *try) call(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) []message.Outcome {
 	t.calling <- tx
+	for i := range msgs {
+		crash.Message(msgs[i].MessageID)
+	}
 	return t.lane.cfg.Handler.HandleBatch(ctx, tx, msgs)
 }
 
