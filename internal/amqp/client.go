@@ -1,12 +1,14 @@
 package amqp
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rabbitmq/amqp091-go"
@@ -133,6 +135,7 @@ func (c *Client) serve(ctx context.Context, in func()) error {
 // closed when it fails or ctx ends.
 func (c *Client) dial(ctx context.Context) (*Session, error) {
 	var socket *writeBehind
+	var frameMax atomic.Int64
 	stop := func() bool { return true }
 	deadline := time.Now().Add(c.cfg.DialTimeout)
 	conn, err := amqp091.DialConfig(c.cfg.URL, amqp091.Config{
@@ -144,7 +147,8 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 			if err != nil {
 				return nil, err
 			}
-			socket = newWriteBehind(nc, c.cfg.WriteTimeout)
+			in := &reading{Conn: nc, in: bufio.NewReader(nc), max: func() int { return int(frameMax.Load()) }}
+			socket = newWriteBehind(in, c.cfg.WriteTimeout)
 			stop = context.AfterFunc(ctx, func() { _ = nc.Close() })
 			// For the handshakes; amqp091 lifts it after them.
 			return socket, socket.SetDeadline(deadline)
@@ -161,6 +165,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 		}
 		return nil, err
 	}
+	frameMax.Store(int64(conn.Config.FrameSize))
 	return newSession(conn, socket), nil
 }
 

@@ -106,7 +106,7 @@ func (l *Lane) settle(ctx context.Context, s *session, g *group, open []*group) 
 	var last uint64
 	for _, d := range g.ds {
 		switch {
-		case g.rejected || len(d.Body) > maxParkedBody:
+		case g.rejected || !parkable(&d):
 			errs = append(errs, s.Nack(d.Tag, false, false)) // the broker dead-letters it
 		case single:
 			errs = append(errs, s.Ack(d.Tag, false))

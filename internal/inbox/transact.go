@@ -148,6 +148,8 @@ const maxAhead = sweepMargin / 2
 // unfit says why a delivery cannot be processed whatever it contains, or "".
 func (l *Lane) unfit(d *message.Delivery) string {
 	switch {
+	case d.Unreadable != "":
+		return d.Unreadable
 	case d.MessageID == "":
 		return "no message_id"
 	case len(d.MessageID) > message.MaxIDBytes:
