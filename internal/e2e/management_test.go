@@ -53,6 +53,7 @@ func (w *wheel) manage(method string, body, out any, segments ...string) {
 // typed is a message as the publish form and the get form of the management UI have it.
 type typed struct {
 	Payload    string         `json:"payload"`
+	Bytes      int            `json:"payload_bytes,omitempty"`
 	Encoding   string         `json:"payload_encoding"`
 	RoutingKey string         `json:"routing_key"`
 	Properties map[string]any `json:"properties"`

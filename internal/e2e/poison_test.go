@@ -232,3 +232,82 @@ func nest(depth int) (h map[string]any, deepest string) {
 	}
 	return h, deepest
 }
+
+// TestHugeBody: a body of 20 MB is dead-lettered whole, by the broker: an INSERT of it would look
+// like a lost connection. RabbitMQ 4 refuses it unless it is told otherwise (max_message_size), and
+// takes 15 MB.
+func TestHugeBody(t *testing.T) {
+	t.Parallel()
+	w := newWheel(t)
+	w.apply()
+	w.start("relay")
+	msgs, want := orders(20)
+	w.submit(msgs[:10]...)
+	huge := padded(t, 20_000_000)
+	huge.Headers = amqp091.Table{"mine": "kept"}
+	if err := w.refused(huge); err != nil {
+		if !strings.Contains(err.Error(), "PRECONDITION_FAILED") {
+			t.Fatal(err)
+		}
+		t.Logf("the broker: %v", err)
+		huge.Body = huge.Body[:15_000_000]
+		w.submit(huge)
+	}
+	w.submit(msgs[10:]...)
+	worker := w.start("worker")
+	w.rest(want.total(), 60*time.Second)
+	w.verify(want)
+	if s := worker.stats(); s.Parked != 1 || s.Retried > 0 {
+		t.Errorf("stats %+v, want one parked", s)
+	}
+	worker.stop()
+	var shown []typed
+	w.eventually(20*time.Second, "the management UI shows it", func() error {
+		if shown = w.getForm("orders.parked", 10); len(shown) != 1 {
+			return fmt.Errorf("%d messages", len(shown))
+		}
+		return nil
+	})
+	m := shown[0]
+	headers := m.headers()
+	if m.Properties["message_id"] != huge.MessageId || headers["mine"] != "kept" || headers["x-first-death-reason"] != "rejected" ||
+		time.Since(diedAt(headers)) > 10*time.Minute || m.Bytes != len(huge.Body) {
+		t.Errorf("dead-lettered: %d bytes, %v", m.Bytes, m.Properties)
+	}
+	if reason := fmt.Sprintf("body of %d bytes; 262144 is the limit", len(huge.Body)); !strings.Contains(worker.text(), reason) {
+		t.Errorf("the log does not say %q", reason)
+	}
+}
+
+// refused publishes a message, and returns what the broker has against it.
+func (w *wheel) refused(m amqp091.Publishing) error {
+	w.t.Helper()
+	conn, err := amqp091.Dial(w.broker.URL)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ch, err := conn.Channel()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	closed := ch.NotifyClose(make(chan *amqp091.Error, 1))
+	if err := ch.Confirm(false); err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := ch.PublishWithDeferredConfirm(message.CommandsExchange, handlers.OrdersQueue, true, false, m)
+	if err != nil {
+		return err
+	}
+	select {
+	case e := <-closed:
+		return e
+	case <-c.Done():
+		if !c.Acked() {
+			return errors.New("nacked")
+		}
+		return nil
+	case <-time.After(30 * time.Second):
+		return errors.New("no answer")
+	}
+}
