@@ -47,10 +47,11 @@ func TestMemoryIsBounded(t *testing.T) {
 			queues: []string{handlers.OrdersQueue}, n: *backlog,
 			body:   func(t *testing.T) amqp091.Publishing { return padded(t, 100_000) },
 			done:   func(p *proc) int64 { return p.stats().Done },
-			unread: 4 * 2 * 32,
+			unread: 4 * 2 * 128,
 		},
 		{
-			name:   "the largest bodies, all of them poison, in all queues",
+			// With the default of twice the batch they would be 5 × 256 × 256 KiB.
+			name: "the largest bodies, all of them poison, in all queues", env: []string{"BACKSTEP_BATCH=32", "BACKSTEP_PREFETCH=64"},
 			queues: handlers.Queues, n: 150,
 			body: func(t *testing.T) amqp091.Publishing {
 				m := padded(t, 256<<10)
@@ -58,7 +59,7 @@ func TestMemoryIsBounded(t *testing.T) {
 				return m
 			},
 			done:   func(p *proc) int64 { return p.stats().Parked },
-			unread: 2 * 32,
+			unread: 64,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestMemoryIsBounded(t *testing.T) {
 				}
 				for _, q := range tt.queues {
 					if _, unacked := w.broker.Queue(w.t, q); unacked > tt.unread {
-						t.Errorf("queue %s: %d are delivered and not acked, want %d at most", q, unacked, tt.unread)
+						t.Fatalf("queue %s: %d are delivered and not acked, want %d at most", q, unacked, tt.unread)
 					}
 				}
 				if n := tt.done(p); n < all {

@@ -41,7 +41,8 @@ type Config struct {
 	Queue   string
 	Handler Handler
 
-	Batch     int           // most messages in one transaction; default 128; prefetch is twice this
+	Batch     int           // most messages in one transaction; default 128
+	Prefetch  int           // deliveries that may be unacked; default twice the batch
 	MaxBody   int           // bytes; larger messages are parked; default 256 KiB
 	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
 	Timeout   time.Duration // of one transaction, well above the pool's lock wait; a batch that
@@ -77,6 +78,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Batch == 0 {
 		c.Batch = 128
+	}
+	if c.Prefetch == 0 {
+		c.Prefetch = 2 * c.Batch
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 256 << 10

@@ -99,7 +99,7 @@ func (l *Lane) settle(ctx context.Context, s *session, g *group, open []*group) 
 	if !s.open && !g.ds[0].Redelivered {
 		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
 		s.open = true
-		errs = append(errs, s.Reopen(ctx, 2*l.cfg.Batch))
+		errs = append(errs, s.Reopen(ctx, l.cfg.Prefetch))
 	}
 	// One ack for all, unless a lower tag is still open.
 	single := slices.ContainsFunc(open, func(o *group) bool { return o.ds[0].Tag < g.ds[0].Tag })
