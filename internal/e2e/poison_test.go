@@ -98,9 +98,11 @@ func (p *poisoned) readable(m typed) error {
 		err = json.Unmarshal(body, &e)
 		body = e.Body
 	}
-	if want, werr := p.body(); err != nil || werr != nil || !bytes.Equal(body, want) {
-		errs = append(errs, fmt.Errorf("the body is %.40q (%v), want %.40q", body, err, want))
+	sent, serr := p.body()
+	if !bytes.Equal(body, sent) {
+		errs = append(errs, fmt.Errorf("the body is %.40q, want %.40q", body, sent))
 	}
+	errs = append(errs, err, serr)
 	if all := m.Payload + fmt.Sprint(m.Properties); !strings.Contains(all, p.kept) {
 		errs = append(errs, fmt.Errorf("it does not say %.40q: %.500s", p.kept, all))
 	}

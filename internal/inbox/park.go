@@ -46,7 +46,7 @@ func parkedCopy(d *message.Delivery, reason string, now time.Time) message.Messa
 	}
 	// RabbitMQ 4's management UI shows nothing at all if a property among what it is to show is not
 	// UTF-8. The outbox fills in what is empty.
-	m.Properties = m.Properties.Legible()
+	m.Properties = m.Legible()
 	if m.Properties != d.Properties || m.MessageID == "" || m.ContentType == "" || m.AppID == "" {
 		if p, err := message.EncodeProperties(d.Properties); err == nil { // text always encodes
 			m.Headers[message.HeaderParkedProperties] = string(p)

@@ -18,6 +18,7 @@ import (
 func TestHandlerThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	var missing map[string]int
+	var none any
 	for name, tt := range map[string]struct {
 		do     func()
 		reason string
@@ -25,7 +26,7 @@ func TestHandlerThatDoesNotReturn(t *testing.T) {
 		"a string":      {func() { panic("boom") }, "panic in handler: boom"},
 		"an error":      {func() { panic(errors.New("boom")) }, "panic in handler: boom"},
 		"a nil map":     {func() { missing["a"] = 1 }, "panic in handler: assignment to entry in nil map"},
-		"nil":           {func() { panic(nil) }, "panic in handler: panic called with nil argument"},
+		"nil":           {func() { panic(none) }, "panic in handler: panic called with nil argument"},
 		"Goexit":        {runtime.Goexit, "panic in handler: runtime.Goexit"},
 		"text of bytes": {func() { panic("\xff") }, "panic in handler: \uFFFD"},
 	} {
