@@ -55,7 +55,7 @@ UPDATE outbox_events SET status = 'PUBLISHED', published_at = NOW(6) - INTERVAL 
 	}
 	parked, err := outbox.ParkedCopies(ctx, db, "payment", []string{"m2", "m3", "m\xff"})
 	if err != nil || len(parked) != 2 || !parked["m3"] || !parked["m\xff"] {
-		t.Errorf("ParkedCopies = %q, %v, want m3 and m\\xff", parked, err)
+		t.Errorf("ParkedCopies = %v, %v, want m3 and m\\xff", parked, err)
 	}
 	if parked, err := outbox.ParkedCopies(ctx, db, "orders", []string{"m3"}); err != nil || len(parked) != 0 {
 		t.Errorf("ParkedCopies of another queue = %v, %v", parked, err)
