@@ -21,8 +21,7 @@ const (
 	maxDepth   = 32   // of tables and lists in each other
 )
 
-// reading is a net.Conn that hides from amqp091 the headers it would not read. With TLS it sees
-// no frames, and hides nothing.
+// reading is a net.Conn that hides from amqp091 the headers it would not read.
 type reading struct {
 	net.Conn
 	in   *bufio.Reader
