@@ -8,7 +8,8 @@
 // delivered within the retention; an older one is parked, not processed. An inbox record
 // commits only together with the delivery's consequence. A failing message harms no
 // neighbour, and no handler ends its lane or holds it for ever: one that does not heed its
-// context is left behind without effect. Time in which the database is away spends nothing and parks nothing.
+// context is left behind without effect. Time in which the database is away spends nothing and
+// parks nothing.
 //
 //	delivery ──► recorded ──► handled ──► committed ──► acked
 //	                │            │
