@@ -196,6 +196,7 @@ var variables = map[string]struct {
 	"BACKSTEP_MAX_BODY":              {programs: "worker", low: "262144", high: "4194304"},
 	"BACKSTEP_MYSQL_DSN":             {programs: "worker relay backstep", says: ": the DSN cannot be read; it looks like"},
 	"BACKSTEP_OUTBOX_RETENTION":      {programs: "relay", fine: []string{"0", "0s", "1ns"}, low: "0s", high: "8760h"},
+	"BACKSTEP_PREFETCH":              {programs: "worker", fine: []string{"1", "10"}, low: "1", high: "1000"},
 	"BACKSTEP_QUEUES":                {programs: "worker", says: "the queues are orders, "},
 	"BACKSTEP_RELAY_LEASE_TTL":       {programs: "relay", low: "1s", high: "5m"},
 	"BACKSTEP_RELAY_PARK_AFTER":      {programs: "relay", low: "1s", high: "720h"},
@@ -283,6 +284,24 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestPrefetch: B53: it is finite, and no smaller than a batch.
+func TestPrefetch(t *testing.T) {
+	s := newServer(t)
+	env := []string{"BACKSTEP_MYSQL_DSN=app@tcp(" + s.l.Addr().String() + ")/d", "BACKSTEP_AMQP_URL=amqp://" + s.l.Addr().String()}
+	for set, says := range map[string]string{
+		"BACKSTEP_PREFETCH=0":                     "BACKSTEP_PREFETCH is \"0\"; it must be a whole number from 1 to 1000, such as 256",
+		"BACKSTEP_PREFETCH=127":                   "BACKSTEP_PREFETCH is 127, less than BACKSTEP_BATCH, 128",
+		"BACKSTEP_PREFETCH=9 BACKSTEP_BATCH=10":   "BACKSTEP_PREFETCH is 9, less than BACKSTEP_BATCH, 10",
+		"BACKSTEP_PREFETCH=1001 BACKSTEP_BATCH=1": "BACKSTEP_PREFETCH is \"1001\"",
+	} {
+		a := newOperator(t, append(strings.Fields(set), env...)...).callLine("worker").want(exitUsage, says)
+		if n := strings.Count(a.stderr, "\n  BACKSTEP_"); n != 1 {
+			t.Errorf("%s: it says %s", set, a.stderr)
+		}
+	}
+	s.untouched()
+}
+
 // beyond is the number, or the time in nanoseconds, next to a bound.
 func beyond(t *testing.T, bound string, by int64) string {
 	t.Helper()
@@ -300,7 +319,7 @@ func TestMisspeltVariables(t *testing.T) {
 	s := newServer(t)
 	for _, p := range programs {
 		a := newOperator(t, "BACKSTEP_MYSQL_DSN=app@tcp("+s.l.Addr().String()+")/d", "BACKSTEP_AMQP_URL=amqp://"+s.l.Addr().String(),
-			"BACKSTEP_LAENS=4", "BACKSTEP_RELAY_LEASE_TLL=9s", "BACKSTEP_RELAY_LEASE-TTL=9s", "backstep_batch=1", "Backstep_Max_Body=1", "BACKSTEP_PREFETCH=5",
+			"BACKSTEP_LAENS=4", "BACKSTEP_RELAY_LEASE_TLL=9s", "BACKSTEP_RELAY_LEASE-TTL=9s", "backstep_batch=1", "Backstep_Max_Body=1", "BACKSTEP_CONCURRENCY=5",
 			"BACKSTEP_LANES_FILE=/x", "NOT_BACKSTEP_LANES=1").callLine(p.call)
 		a.want(exitUsage,
 			"BACKSTEP_LAENS is not a variable of Backstep; did you mean BACKSTEP_LANES?",
@@ -308,7 +327,7 @@ func TestMisspeltVariables(t *testing.T) {
 			"BACKSTEP_RELAY_LEASE-TTL is not a variable of Backstep; did you mean BACKSTEP_RELAY_LEASE_TTL?",
 			"backstep_batch is not a variable of Backstep; did you mean BACKSTEP_BATCH?",
 			"Backstep_Max_Body is not a variable of Backstep; did you mean BACKSTEP_MAX_BODY?",
-			"BACKSTEP_PREFETCH is not a variable of Backstep\n",
+			"BACKSTEP_CONCURRENCY is not a variable of Backstep\n",
 			"BACKSTEP_LANES_FILE is not a variable of Backstep; set BACKSTEP_LANES itself",
 		)
 		if n := strings.Count(a.stderr, "is not a variable"); n != 7 {

@@ -33,12 +33,13 @@ Example:
 type config struct {
 	app.Servers
 	app.Service
-	Queues  []string      `desc:"queues to consume, separated by commas; all if it is not set"`
-	Lanes   int           `default:"1" range:"1 to 64" desc:"consumers of each queue; each has one transaction at a time"`
-	Batch   int           `default:"128" range:"1 to 500" desc:"most messages in one transaction; the prefetch is twice this"`
-	MaxHold time.Duration `split_words:"true" default:"10m" range:"1s to 24h" desc:"how long deliveries are held while the database is away, before they go back to the broker; well below its consumer time-out (30m)"`
-	MaxBody int           `split_words:"true" default:"262144" range:"262144 to 4194304" desc:"bytes; larger messages are parked"`
-	Inbox   struct {
+	Queues   []string      `desc:"queues to consume, separated by commas; all if it is not set"`
+	Lanes    int           `default:"1" range:"1 to 64" desc:"consumers of each queue; each has one transaction at a time"`
+	Batch    int           `default:"128" range:"1 to 500" desc:"most messages in one transaction"`
+	Prefetch int           `example:"256" range:"1 to 1000" desc:"messages that the broker may have sent to each consumer ahead of their acks, at least BACKSTEP_BATCH; twice that if it is not set"`
+	MaxHold  time.Duration `split_words:"true" default:"10m" range:"1s to 24h" desc:"how long deliveries are held while the database is away, before they go back to the broker; well below its consumer time-out (30m)"`
+	MaxBody  int           `split_words:"true" default:"262144" range:"262144 to 4194304" desc:"bytes; larger messages are parked"`
+	Inbox    struct {
 		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long duplicates are known, longer than any message waits before it is replayed; older ones are parked"`
 	}
 }
@@ -48,6 +49,12 @@ func (c *config) Validate() error {
 	errs := []error{c.Servers.Validate(), c.Service.Validate()}
 	if len(c.Queues) == 0 {
 		c.Queues = handlers.Queues
+	}
+	switch {
+	case c.Prefetch == 0: // not set, or refused already
+		c.Prefetch = 2 * c.Batch
+	case c.Prefetch < c.Batch:
+		errs = append(errs, fmt.Errorf("BACKSTEP_PREFETCH is %d, less than BACKSTEP_BATCH, %d: no batch would ever be full; raise the one or lower the other", c.Prefetch, c.Batch))
 	}
 	known := "the queues are " + strings.Join(handlers.Queues, ", ")
 	for i, q := range c.Queues {
@@ -133,8 +140,9 @@ func run(ctx context.Context, cfg config) error {
 		for _, queue := range cfg.Queues {
 			for range cfg.Lanes {
 				lane := inbox.NewLane(db, source, inbox.Config{
-					Queue: queue, Handler: mux, Batch: cfg.Batch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention, MaxHold: cfg.MaxHold,
-					Parked: engine.CommandParked, Committed: bell.Ring, Log: log,
+					Queue: queue, Handler: mux, Batch: cfg.Batch, Prefetch: cfg.Prefetch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention,
+					MaxHold: cfg.MaxHold,
+					Parked:  engine.CommandParked, Committed: bell.Ring, Log: log,
 				}, &stats)
 				lanesDone.Go(func() error { return lane.Run(ctx) })
 			}

@@ -1,12 +1,15 @@
 package amqp
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rabbitmq/amqp091-go"
@@ -133,19 +136,31 @@ func (c *Client) serve(ctx context.Context, in func()) error {
 // closed when it fails or ctx ends.
 func (c *Client) dial(ctx context.Context) (*Session, error) {
 	var socket *writeBehind
+	var frameMax atomic.Int64
 	stop := func() bool { return true }
 	deadline := time.Now().Add(c.cfg.DialTimeout)
-	conn, err := amqp091.DialConfig(c.cfg.URL, amqp091.Config{
+	uri, err := amqp091.ParseURI(c.cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := amqp091.DialConfig(withoutTLS(c.cfg.URL), amqp091.Config{
 		Properties: c.cfg.clientProperties(),
 		Heartbeat:  c.cfg.Heartbeat,
-		Dial: func(network, addr string) (net.Conn, error) {
-			d := net.Dialer{Deadline: deadline}
-			nc, err := d.DialContext(ctx, network, addr)
+		Dial: func(network, _ string) (net.Conn, error) {
+			begin, cancel := context.WithDeadline(ctx, deadline)
+			defer cancel()
+			var d net.Dialer
+			tcp, err := d.DialContext(begin, network, net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)))
 			if err != nil {
 				return nil, err
 			}
-			socket = newWriteBehind(nc, c.cfg.WriteTimeout)
-			stop = context.AfterFunc(ctx, func() { _ = nc.Close() })
+			nc, err := secure(begin, tcp, uri)
+			if err != nil {
+				return nil, errors.Join(err, tcp.Close())
+			}
+			in := &reading{Conn: nc, in: bufio.NewReader(nc), max: func() int { return int(frameMax.Load()) }}
+			socket = newWriteBehind(in, c.cfg.WriteTimeout)
+			stop = context.AfterFunc(ctx, func() { _ = tcp.Close() })
 			// For the handshakes; amqp091 lifts it after them.
 			return socket, socket.SetDeadline(deadline)
 		},
@@ -161,6 +176,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 		}
 		return nil, err
 	}
+	frameMax.Store(int64(conn.Config.FrameSize))
 	return newSession(conn, socket), nil
 }
 

@@ -42,7 +42,12 @@ func delivery(d *amqp091.Delivery, queue string) message.Delivery {
 	if !ts.IsZero() {
 		ts = ts.UTC()
 	}
+	why, unreadable := d.Headers[unreadableHeader].(string)
+	if unreadable {
+		d.Headers = nil
+	}
 	return message.Delivery{
+		Unreadable: why,
 		Message: message.Message{
 			Properties: message.Properties{
 				ContentType:     d.ContentType,

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rabbitmq/amqp091-go"
+
 	"backstep/internal/testenv"
 )
 
@@ -32,6 +34,17 @@ func TestTLS(t *testing.T) {
 	sub := subscribe(t, c, "orders", 100)
 	for range 100 {
 		receive(t, sub)
+	}
+	if err := sub.Ack(100, true); err != nil {
+		t.Fatal(err)
+	}
+	// Frames are looked at inside of it.
+	p := amqp091.Publishing{Headers: numbered(10_000), Body: []byte("body")}
+	if err := channel(t, start(t, Config{URL: b.URL})).Publish("", "orders", false, false, p); err != nil {
+		t.Fatal(err)
+	}
+	if d := receive(t, sub); d.Unreadable == "" || string(d.Body) != "body" {
+		t.Errorf("a message with headers that cannot be read: %q, %q", d.Unreadable, d.Body)
 	}
 	distrustful := start(t, Config{URL: proxy})
 	until(t, distrustful, func() bool { return strings.Contains(distrustful.State(), "certificate") })

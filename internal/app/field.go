@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -231,11 +232,12 @@ func Quote(value string) string {
 
 func (f field) expected() string {
 	low, high := f.limits()
+	such := cmp.Or(f.def.Tag.Get("default"), f.def.Tag.Get("example"))
 	switch {
 	case f.is(durationType):
-		return fmt.Sprintf("a time from %s to %s, such as %s (units: h, m, s, ms)", low, high, f.def.Tag.Get("default"))
+		return fmt.Sprintf("a time from %s to %s, such as %s (units: h, m, s, ms)", low, high, such)
 	case f.is(intType):
-		return fmt.Sprintf("a whole number from %s to %s, such as %s", low, high, f.def.Tag.Get("default"))
+		return fmt.Sprintf("a whole number from %s to %s, such as %s", low, high, such)
 	case f.is(boolType):
 		return "true or false"
 	}

@@ -4,6 +4,7 @@ package crash
 
 import (
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -31,3 +32,23 @@ func Point(at string) {
 		select {}                                      // nothing after the point runs
 	}
 }
+
+// CRASH_ON is <how>:<message id>: the handler of that message does what no recover can catch.
+var how, poison, _ = strings.Cut(os.Getenv("CRASH_ON"), ":")
+
+// Message ends the process if the environment names the message.
+func Message(id string) {
+	if poison == "" || id != poison {
+		return
+	}
+	switch how {
+	case "goroutine":
+		go func() { panic("crash test") }()
+		select {}
+	case "overflow":
+		debug.SetMaxStack(1 << 20) // the usual 1 GB is no more of an overflow
+		overflow(0)
+	}
+}
+
+func overflow(n int) int { return overflow(n+1) + 1 }

@@ -3,9 +3,6 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
-	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +11,6 @@ import (
 	"time"
 
 	"backstep/internal/handlers"
-	"backstep/internal/message"
 )
 
 // What docs/messages.md shows works as it stands there: the order typed into the management
@@ -28,7 +24,10 @@ func TestExamplesOfTheDocs(t *testing.T) {
 	w.start("relay")
 	w.start("worker")
 	w.awaitQueues()
-	w.publishForm(example(t, string(doc), "json"))
+	w.publishForm(typed{
+		Payload: example(t, string(doc), "json"), Encoding: "string", RoutingKey: handlers.OrdersQueue,
+		Properties: map[string]any{"message_id": "anything new", "type": handlers.OrderCreateType},
+	})
 	w.pipe(example(t, string(doc), "json"))
 	if _, err := w.db.ExecContext(t.Context(), example(t, string(doc), "sql")); err != nil {
 		t.Fatal(err)
@@ -46,40 +45,6 @@ func example(t *testing.T, doc, language string) string {
 		t.Fatalf("the document has no %s block", language)
 	}
 	return block
-}
-
-// publishForm does what the management UI's publish form does.
-func (w *wheel) publishForm(payload string) {
-	w.t.Helper()
-	body, err := json.Marshal(map[string]any{
-		"routing_key": handlers.OrdersQueue, "payload": payload, "payload_encoding": "string",
-		"properties": map[string]any{"message_id": "anything new", "type": handlers.OrderCreateType, "headers": map[string]any{}},
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	root, err := url.Parse(w.broker.ManagementURL)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	u := root.JoinPath("api/exchanges", url.PathEscape(w.broker.Vhost), message.CommandsExchange, "publish")
-	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, u.String(), bytes.NewReader(body))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	var routed struct{ Routed bool }
-	if err := json.Unmarshal(answer, &routed); err != nil || !routed.Routed {
-		w.t.Fatalf("the form: %s: %s (%v)", resp.Status, answer, err)
-	}
 }
 
 // pipe does what jq -c . order.json | backstep submit - does.

@@ -41,12 +41,17 @@ type Config struct {
 	Queue   string
 	Handler Handler
 
-	Batch     int           // most messages in one transaction; default 128; prefetch is twice this
+	Batch     int           // most messages in one transaction; default 128
+	Prefetch  int           // deliveries that may be unacked; default twice the batch
 	MaxBody   int           // bytes; larger messages are parked; default 256 KiB
 	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
 	Timeout   time.Duration // of one transaction, well above the pool's lock wait; a batch that
 	// takes longer is run one by one, and for a message that does a failed attempt is counted;
 	// default 1 min
+	Grace time.Duration // that a handler has to return in when its time is over; one that does not
+	// heed its context is left behind, its transaction rolled back and its message parked; default 5 s
+	Drain time.Duration // how long the transaction in hand may go on when the lane is to stop, before
+	// it is rolled back; with Grace less than a supervisor's patience (Kubernetes: 30 s); default 20 s
 	MaxHold time.Duration // how long deliveries are held while the database is away, before they
 	// go back to the broker; well below its consumer time-out (30 min); default 10 min
 
@@ -74,6 +79,9 @@ func (c Config) withDefaults() Config {
 	if c.Batch == 0 {
 		c.Batch = 128
 	}
+	if c.Prefetch == 0 {
+		c.Prefetch = 2 * c.Batch
+	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 256 << 10
 	}
@@ -82,6 +90,8 @@ func (c Config) withDefaults() Config {
 	}
 	def(&c.Retention, 14*24*time.Hour)
 	def(&c.Timeout, time.Minute)
+	def(&c.Grace, 5*time.Second)
+	def(&c.Drain, 20*time.Second)
 	def(&c.MaxHold, 10*time.Minute)
 	def(&c.RetryBase, time.Second)
 	def(&c.RetryMax, 5*time.Minute)

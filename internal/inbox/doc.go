@@ -7,7 +7,9 @@
 // Promised: a message's database effects are applied once per queue, however often it is
 // delivered within the retention; an older one is parked, not processed. An inbox record
 // commits only together with the delivery's consequence. A failing message harms no
-// neighbour. Time in which the database is away spends nothing and parks nothing.
+// neighbour, and no handler ends its lane or holds it for ever: one that does not heed its
+// context is left behind without effect. Time in which the database is away spends nothing and
+// parks nothing.
 //
 //	delivery ──► recorded ──► handled ──► committed ──► acked
 //	                │            │

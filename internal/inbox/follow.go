@@ -30,7 +30,7 @@ func (l *Lane) follow(ctx context.Context, tx *sqltx.Tx, ds []*message.Delivery,
 		switch o.Kind {
 		case message.Parked:
 			unrecorded = append(unrecorded, d.MessageID)
-			if len(d.Body) <= maxParkedBody {
+			if parkable(d) {
 				parked = append(parked, parkedCopy(d, o.Reason, now))
 			}
 			if err := l.cfg.Parked(ctx, tx, &d.Message, o.Reason); err != nil {

@@ -42,6 +42,8 @@ func (g *group) singles() []*group {
 // ctx ends the transaction in hand is finished, and no other is begun. Nor is one when the session
 // is gone: the rest could not be acked, and the broker has given it to somebody else, or will to us.
 func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery) error {
+	inHand, end := outlive(ctx, l.cfg.Drain)
+	defer end()
 	work := []*group{{ds: batch}}
 	for len(work) > 0 {
 		if ctx.Err() != nil {
@@ -52,7 +54,11 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 		}
 		g, rest := work[0], work[1:]
 		began := time.Now()
-		err := l.transact(context.WithoutCancel(ctx), g)
+		err := l.transact(inHand, g)
+		if err != nil && ctx.Err() != nil {
+			l.cfg.Log.Info("stopping; the transaction in hand was rolled back and its messages go back", "messages", len(g.ds), "error", err)
+			return ctx.Err()
+		}
 		if err != nil {
 			parts, err := l.again(ctx, g, err)
 			switch {
@@ -81,20 +87,30 @@ func (l *Lane) process(ctx context.Context, s *session, batch []message.Delivery
 	return nil
 }
 
+// outlive returns a context that ends some time after ctx has.
+func outlive(ctx context.Context, by time.Duration) (context.Context, func()) {
+	longer, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		sleep(longer, by)
+		end()
+	})
+	return longer, func() { stop(); end() }
+}
+
 // settle tells the broker about a group that is done; the groups in open are not.
 func (l *Lane) settle(ctx context.Context, s *session, g *group, open []*group) error {
 	var errs []error
 	if !s.open && !g.ds[0].Redelivered {
 		// Before the ack, so that nothing can be on its way to the consumer that is replaced.
 		s.open = true
-		errs = append(errs, s.Reopen(ctx, 2*l.cfg.Batch))
+		errs = append(errs, s.Reopen(ctx, l.cfg.Prefetch))
 	}
 	// One ack for all, unless a lower tag is still open.
 	single := slices.ContainsFunc(open, func(o *group) bool { return o.ds[0].Tag < g.ds[0].Tag })
 	var last uint64
 	for _, d := range g.ds {
 		switch {
-		case g.rejected || len(d.Body) > maxParkedBody:
+		case g.rejected || !parkable(&d):
 			errs = append(errs, s.Nack(d.Tag, false, false)) // the broker dead-letters it
 		case single:
 			errs = append(errs, s.Ack(d.Tag, false))
@@ -188,6 +204,9 @@ func (l *Lane) apart(ctx context.Context, g *group, err error) ([]*group, error)
 	log.Error("message failed", "failures", g.fails)
 	if g.fails == 1 {
 		d.Failure = clip(err.Error()) // later ones are about counting and parking
+	}
+	if errors.Is(err, errLeftBehind) {
+		g.fails++ // it is parked without another try, which would leave another behind
 	}
 	return []*group{g}, sqltx.Pause(ctx, g.fails)
 }

@@ -186,12 +186,12 @@ func TestFreshLaneOpens(t *testing.T) {
 	for i := range 3 {
 		b.ready[i].Redelivered = true
 	}
-	run(t, db, b, Config{Queue: "q", Handler: &effects{}, Batch: 8})
+	run(t, db, b, Config{Queue: "q", Handler: &effects{}, Batch: 8, Prefetch: 12})
 	eventually(t, "all are acked", b.settled(5))
 	b.look(func() {
-		equal(t, "prefetch", b.prefetch, []int{1, 16})
+		equal(t, "prefetch", b.prefetch, []int{1, 12})
 		equal(t, "what the lane said", b.log[:5], []string{
-			"ack 1 multiple=true", "ack 2 multiple=true", "ack 3 multiple=true", "reopen 16", "ack 4 multiple=true",
+			"ack 1 multiple=true", "ack 2 multiple=true", "ack 3 multiple=true", "reopen 12", "ack 4 multiple=true",
 		})
 	})
 }

@@ -2,6 +2,8 @@ package inbox
 
 import (
 	"context"
+	"mime"
+	"strings"
 
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
@@ -9,7 +11,7 @@ import (
 
 // Mux is a Handler that hands each message to the one it is for: saga commands and replies,
 // known by their x-saga-id header, to Sagas; others by their type. What is for nobody is
-// parked.
+// parked, and so is what says that it is no JSON: a body of another format may decode by chance.
 type Mux struct {
 	Types map[string]Handler // comparable, as pointers are
 	Sagas Handler
@@ -22,6 +24,10 @@ func (x *Mux) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Mess
 	index := map[Handler][]int{}
 	for i := range msgs {
 		h := x.handler(&msgs[i])
+		if t := msgs[i].ContentType; !isJSON(t) {
+			out[i] = message.Park("content_type %q; bodies are application/json", t)
+			continue
+		}
 		if h == nil {
 			out[i] = message.Park("unknown message type %q", msgs[i].Type)
 			continue
@@ -54,4 +60,14 @@ func (x *Mux) handler(m *message.Message) Handler {
 		return x.Sagas
 	}
 	return nil
+}
+
+// isJSON reports whether a content type is that of JSON, or none: who types a message by hand
+// leaves it out.
+func isJSON(contentType string) bool {
+	if contentType == "" {
+		return true
+	}
+	t, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (t == "application/json" || strings.HasPrefix(t, "application/") && strings.HasSuffix(t, "+json"))
 }

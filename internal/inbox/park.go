@@ -22,6 +22,9 @@ const (
 	maxReason = 4 << 10
 )
 
+// parkable reports whether a copy of d can be made. If not, the broker has to dead-letter it.
+func parkable(d *message.Delivery) bool { return len(d.Body) <= maxParkedBody && d.Unreadable == "" }
+
 // parkedCopy returns d as it goes to <queue>.parked: original body, properties and headers,
 // and why. The properties are kept in a header too if the copy cannot have them, or will have
 // more: the broker checks user_id, and an expiration would drop the evidence. Unpark undoes it.
@@ -41,7 +44,9 @@ func parkedCopy(d *message.Delivery, reason string, now time.Time) message.Messa
 	if len(m.MessageID) > message.MaxIDBytes {
 		m.MessageID = "" // the outbox gives it one
 	}
-	// The outbox gives a message an id, a content type and an application if it has none.
+	// RabbitMQ 4's management UI shows nothing at all if a property among what it is to show is not
+	// UTF-8. The outbox gives a message an id, a content type and an application if it has none.
+	m.Properties = m.Legible()
 	if m.Properties != d.Properties || m.MessageID == "" || m.ContentType == "" || m.AppID == "" {
 		if p, err := message.EncodeProperties(d.Properties); err == nil { // text always encodes
 			m.Headers[message.HeaderParkedProperties] = string(p)

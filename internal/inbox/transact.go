@@ -1,10 +1,10 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -12,7 +12,6 @@ import (
 
 	"backstep/internal/crash"
 	"backstep/internal/message"
-	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
@@ -32,6 +31,8 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 			todo, err = l.withoutDuplicates(ctx, todo)
 		}
 		switch {
+		case errors.Is(err, errLeftBehind):
+			return err
 		case err != nil && ctx.Err() != nil:
 			return fmt.Errorf("not done within %s: %w", l.cfg.Timeout, ctx.Err())
 		case err != nil:
@@ -42,26 +43,6 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 		}
 	}
 	return fmt.Errorf("inbox rows of %d messages come and go", len(todo))
-}
-
-// once tries todo in one transaction. errDuplicate means that at least one has been processed
-// before.
-func (l *Lane) once(ctx context.Context, g *group, todo []*message.Delivery) (outcomes []message.Outcome, err error) {
-	spans := make([]trace.Span, len(todo))
-	defer func() { endSpans(spans, outcomes, err) }()
-	ctx = outbox.NoteShards(ctx, &g.shards)
-	err = sqltx.Once(ctx, l.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
-		defer func() {
-			if r := recover(); r != nil {
-				err = &panicError{r, debug.Stack()}
-			}
-		}()
-		crash.Point("worker.begun")
-		outcomes, err = l.handle(ctx, tx, g, todo, spans)
-		crash.Point("worker.before-commit")
-		return err
-	})
-	return outcomes, err
 }
 
 // endSpans ends the spans of a try with what became of its transaction.
@@ -80,14 +61,6 @@ func endSpans(spans []trace.Span, outcomes []message.Outcome, err error) {
 		}
 	}
 }
-
-// panicError is what a handler panicked with.
-type panicError struct {
-	value any
-	stack []byte
-}
-
-func (e *panicError) Error() string { return fmt.Sprintf("panic in handler: %v", e.value) }
 
 // distinct drops repeats within the group: they are settled with the first copy that is fit.
 func (l *Lane) distinct(g *group) []*message.Delivery {
@@ -128,7 +101,8 @@ func (l *Lane) withoutDuplicates(ctx context.Context, ds []*message.Delivery) ([
 
 // handle is the body of the transaction: record, work, follow up. It opens a span for each
 // delivery that is processed.
-func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*message.Delivery, spans []trace.Span) ([]message.Outcome, error) {
+func (t *try) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*message.Delivery) ([]message.Outcome, error) {
+	l := t.lane
 	outcomes := make([]message.Outcome, len(todo))
 	var ids []string
 	var msgs []message.Message
@@ -143,7 +117,7 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 			continue
 		}
 		var m message.Message
-		m, spans[i] = tracing.Process(ctx, d)
+		m, t.spans[i] = tracing.Process(ctx, d)
 		ids = append(ids, d.MessageID)
 		msgs = append(msgs, m)
 		at = append(at, i)
@@ -153,8 +127,8 @@ func (l *Lane) handle(ctx context.Context, tx *sqltx.Tx, g *group, todo []*messa
 	}
 	crash.Point("worker.recorded")
 	if len(msgs) > 0 {
-		got := l.cfg.Handler.HandleBatch(ctx, tx, msgs)
-		if err := tx.Err(); err != nil {
+		got := t.call(ctx, tx, msgs)
+		if err := cmp.Or(ctx.Err(), tx.Err()); err != nil {
 			return nil, err
 		}
 		if len(got) != len(msgs) {
@@ -174,6 +148,8 @@ const maxAhead = sweepMargin / 2
 // unfit says why a delivery cannot be processed whatever it contains, or "".
 func (l *Lane) unfit(d *message.Delivery) string {
 	switch {
+	case d.Unreadable != "":
+		return d.Unreadable
 	case d.MessageID == "":
 		return "no message_id"
 	case len(d.MessageID) > message.MaxIDBytes:

@@ -11,6 +11,7 @@ type Delivery struct {
 	Queue       string
 	Tag         uint64 // of the channel it came on; meaningless anywhere else
 	Redelivered bool
+	Unreadable  string // why its headers are missing here; the broker has them
 }
 
 // Outcome is what a handler decided about one message of a batch.

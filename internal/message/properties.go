@@ -2,6 +2,7 @@ package message
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-faster/jx"
@@ -22,6 +23,18 @@ var textProperties = []struct {
 	{"type", func(p *Properties) *string { return &p.Type }},
 	{"user_id", func(p *Properties) *string { return &p.UserID }},
 }
+
+// Legible returns p with question marks for what is not UTF-8.
+func (p Properties) Legible() Properties {
+	for _, t := range textProperties {
+		f := t.field(&p)
+		*f = Legible(*f)
+	}
+	return p
+}
+
+// Legible returns text with question marks for what is not UTF-8. It is no longer than before.
+func Legible(text string) string { return strings.ToValidUTF8(text, "?") }
 
 // EncodeProperties returns p in the outbox's typed encoding: the AMQP property names.
 func EncodeProperties(p Properties) ([]byte, error) {

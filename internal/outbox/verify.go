@@ -116,8 +116,10 @@ func ParkedCopies(ctx context.Context, q sqltx.Querier, queue string, ids []stri
 		return parked, nil
 	}
 	args := []any{[]byte(message.ParkedExchange), []byte(queue)}
+	original := map[string]string{} // id by that of its copy
 	for _, id := range ids {
-		args = append(args, []byte(id))
+		args = append(args, []byte(message.Legible(id)))
+		original[message.Legible(id)] = id
 	}
 	rows, err := q.QueryContext(ctx, parkedCopiesSQL+sqltx.Placeholders(len(ids))+")", args...)
 	if err != nil {
@@ -129,7 +131,7 @@ func ParkedCopies(ctx context.Context, q sqltx.Querier, queue string, ids []stri
 		if err := rows.Scan(&id); err != nil {
 			return nil, fmt.Errorf("read parked copies: %w", err)
 		}
-		parked[string(id)] = true
+		parked[original[string(id)]] = true
 	}
 	return parked, rows.Err()
 }

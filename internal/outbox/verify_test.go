@@ -33,6 +33,8 @@ UPDATE outbox_events SET status = 'PUBLISHED', published_at = NOW(6) - INTERVAL 
 	publish("event", time.Minute)
 	add(t, db, to(message.ParkedExchange, "payment", "m3"))
 	publish("m3", time.Second)
+	add(t, db, to(message.ParkedExchange, "payment", "m?"))
+	publish("m?", time.Second)
 
 	var ids []string
 	for after := uint64(0); ; {
@@ -51,9 +53,9 @@ UPDATE outbox_events SET status = 'PUBLISHED', published_at = NOW(6) - INTERVAL 
 	if got, want := strings.Join(ids, " "), "m0@payment m1@payment m2@payment m3@payment m4@payment"; got != want {
 		t.Errorf("published commands %q, want %q", got, want)
 	}
-	parked, err := outbox.ParkedCopies(ctx, db, "payment", []string{"m2", "m3"})
-	if err != nil || len(parked) != 1 || !parked["m3"] {
-		t.Errorf("ParkedCopies = %v, %v, want m3", parked, err)
+	parked, err := outbox.ParkedCopies(ctx, db, "payment", []string{"m2", "m3", "m\xff"})
+	if err != nil || len(parked) != 2 || !parked["m3"] || !parked["m\xff"] {
+		t.Errorf("ParkedCopies = %v, %v, want m3 and m\\xff", parked, err)
 	}
 	if parked, err := outbox.ParkedCopies(ctx, db, "orders", []string{"m3"}); err != nil || len(parked) != 0 {
 		t.Errorf("ParkedCopies of another queue = %v, %v", parked, err)

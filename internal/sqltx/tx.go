@@ -21,7 +21,8 @@ type Querier interface {
 // concurrent use.
 type Tx struct {
 	tx     *sql.Tx
-	err    error // the first error that ended it or makes it unusable
+	conn   *sql.Conn // its own; nil if the transaction is a caller's
+	err    error     // the first error that ended it or makes it unusable
 	writes []Write
 
 	depth   int          // of savepoints that are open
@@ -46,6 +47,14 @@ func (t *Tx) Fail(err error) {
 	if t.err == nil {
 		t.err = err
 	}
+}
+
+// Abandon rolls the transaction back while the code inside it still runs and will not end. What
+// that code still does is refused. Unlike everything else here it is for another goroutine to
+// call. A statement that runs ends first.
+func (t *Tx) Abandon() {
+	_ = t.tx.Rollback() // ended already, or the connection is gone and the server does it
+	_ = t.conn.Close()  // likewise; else the pool would be short of it for ever
 }
 
 // Writes returns the statements that wrote so far, in order; those of a rolled back

@@ -57,7 +57,7 @@ func Once(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx) 
 			}
 		}
 	}()
-	t := &Tx{tx: tx}
+	t := &Tx{tx: tx, conn: conn}
 	if err := fn(ctx, t); err != nil {
 		return err
 	}
