@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -62,9 +63,7 @@ func (w *wheel) consumers(host string) (shown []string) {
 		Acks     bool   `json:"ack_required"`
 		Prefetch int    `json:"prefetch_count"`
 		Queue    struct{ Name string }
-		Channel  struct {
-			Connection string `json:"connection_name"`
-		} `json:"channel_details"`
+		Channel  json.RawMessage `json:"channel_details"`
 	}
 	var connections []struct {
 		Name string
@@ -83,7 +82,11 @@ func (w *wheel) consumers(host string) (shown []string) {
 		if !strings.HasPrefix(c.Tag, "backstep@"+host+"."+c.Queue.Name+"-") || !c.Acks {
 			w.t.Errorf("consumer %q of queue %s, acks: %t", c.Tag, c.Queue.Name, c.Acks)
 		}
-		shown = append(shown, fmt.Sprintf("%s: %d %s", c.Queue.Name, c.Prefetch, own[c.Channel.Connection]))
+		var channel struct {
+			Connection string `json:"connection_name"`
+		}
+		_ = json.Unmarshal(c.Channel, &channel) // an empty list until the broker has gathered it
+		shown = append(shown, fmt.Sprintf("%s: %d %s", c.Queue.Name, c.Prefetch, own[channel.Connection]))
 	}
 	slices.Sort(shown)
 	return shown
