@@ -2,7 +2,9 @@ package amqp
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 
 	"github.com/rabbitmq/amqp091-go"
@@ -40,8 +42,8 @@ func (c *Consumer) Subscribe(ctx context.Context, queue string, prefetch int) (*
 		switch {
 		case err == nil:
 			return s, nil
-		case ctx.Err() == nil && session.conn.IsClosed():
-			continue // it went while the channel was opened
+		case ctx.Err() == nil && (session.conn.IsClosed() || errors.Is(err, net.ErrClosed)):
+			continue // it went while the channel was opened; amqp091 may notice a little later
 		case isCode(err, amqp091.NotFound) && !missing && c.client.cfg.OnSession != nil:
 			missing = true
 			if serr := c.client.cfg.OnSession(ctx, session); serr == nil {
