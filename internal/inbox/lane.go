@@ -103,20 +103,33 @@ func handBack(sub Subscription) {
 // one transaction, and copies of its bodies into the outbox.
 const maxBatchBytes = 4 << 20
 
-// collect takes d and what is already there: a lone message is not held back for more.
+// collect takes d and what is already there. A lone message is not held back for more; several
+// are, for the time that size says.
 func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []message.Delivery {
 	batch, bytes := []message.Delivery{d}, len(d.Body)
+	var enough <-chan time.Time // nil until there is no more to take at once
 	for len(batch) < l.size.limit && bytes < maxBatchBytes {
+		var ok bool
 		select {
-		case d, ok := <-more:
-			if !ok {
+		case d, ok = <-more:
+		default:
+			if enough == nil {
+				if len(batch) == 1 || l.size.linger == 0 {
+					return batch
+				}
+				enough = time.After(l.size.linger)
+			}
+			select {
+			case d, ok = <-more:
+			case <-enough:
 				return batch
 			}
-			batch = append(batch, d)
-			bytes += len(d.Body)
-		default:
+		}
+		if !ok {
 			return batch
 		}
+		batch = append(batch, d)
+		bytes += len(d.Body)
 	}
 	return batch
 }

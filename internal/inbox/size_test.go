@@ -34,6 +34,45 @@ func TestSize(t *testing.T) {
 	equal(t, "limit after a slow batch", s.limit, 16)
 }
 
+func TestLinger(t *testing.T) {
+	t.Parallel()
+	s := size{limit: 32, most: 32}
+	s.done(busyBatch, time.Millisecond)
+	equal(t, "linger after a batch of many", s.linger, time.Millisecond)
+	s.done(busyBatch, time.Minute)
+	equal(t, "linger after a slow batch of many", s.linger, maxLinger)
+	s.done(busyBatch-1, time.Minute)
+	equal(t, "linger after a batch of few", s.linger, time.Duration(0))
+}
+
+// Under load several messages wait for more; a lone one never does, whatever came before it.
+func TestOnlySeveralLinger(t *testing.T) {
+	t.Parallel()
+	l := NewLane(nil, nil, Config{Batch: 4}, nil)
+	delivery := func(id string) message.Delivery { return message.Delivery{Message: msg(id)} }
+	l.size.linger = time.Hour
+	more := make(chan message.Delivery, 4)
+	equal(t, "a lone message", len(l.collect(delivery("a"), more)), 1)
+
+	more <- delivery("b")
+	full := make(chan []message.Delivery, 1)
+	go func() { full <- l.collect(delivery("a"), more) }()
+	more <- delivery("c")
+	more <- delivery("d")
+	equal(t, "several that are joined by as many as a batch may have", len(receive(t, "a full batch", full)), 4)
+
+	more <- delivery("b")
+	go func() { full <- l.collect(delivery("a"), more) }()
+	eventually(t, "the second is taken", func() bool { return len(more) == 0 })
+	close(more) // the subscription ends
+	equal(t, "what there was when the subscription ended", len(receive(t, "the rest", full)), 2)
+
+	l.size.linger = time.Millisecond
+	more = make(chan message.Delivery, 4)
+	more <- delivery("b")
+	equal(t, "several when their time is over", len(l.collect(delivery("a"), more)), 2)
+}
+
 // Batches that get into each other's way again and again become smaller, and when they do not
 // any more, they grow back.
 func TestConflictsShrinkTheLane(t *testing.T) {

@@ -62,7 +62,10 @@ func Unpark(d *message.Delivery, queue string) Parked {
 	if p.Death != nil {
 		p.Reason, p.At, p.From = p.Death.words(), p.Death.At, p.Death.Queue
 	}
-	if err := p.restore(d); err != nil {
+	if d.Unreadable != "" { // only the broker has its headers, and its reason with them
+		p.Fault = d.Unreadable
+		p.Reason = "dead-lettered by the broker: " + d.Unreadable
+	} else if err := p.restore(d); err != nil {
 		p.Original, p.Fault = d.Message, err.Error()
 	}
 	p.Original.Exchange, p.Original.RoutingKey = message.CommandsExchange, queue

@@ -167,3 +167,12 @@ func actionsOf(t *testing.T, db *sql.DB, name string) []ParkedAction {
 	}
 	return actions
 }
+
+// Headers that nobody here can read are not lost by a replay: there is none.
+func TestUnparkUnreadable(t *testing.T) {
+	d := message.Delivery{Message: msg("m"), Queue: "q.parked", Unreadable: "10000 headers"}
+	p := Unpark(&d, "q")
+	if p.Fault != "10000 headers" || !strings.Contains(p.Reason, "10000 headers") || p.Name() != "m" {
+		t.Errorf("%+v", p)
+	}
+}
