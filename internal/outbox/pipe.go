@@ -12,7 +12,8 @@ type pipe struct {
 	channel   Channel
 	broken    bool // no more publishes; it goes when its results are in
 	acquiring bool
-	acquired  chan Channel
+	acquired  chan acquired
+	asked     time.Time // when the channel was asked for: its connection was alive then, or is younger
 	idleSince time.Time
 
 	inFlight map[uint64]*row // by publish tag
@@ -20,7 +21,12 @@ type pipe struct {
 	looked   time.Time       // at how long it has been in flight
 }
 
-func newPipe() *pipe { return &pipe{acquired: make(chan Channel), inFlight: map[uint64]*row{}} }
+type acquired struct {
+	Channel
+	asked time.Time
+}
+
+func newPipe() *pipe { return &pipe{acquired: make(chan acquired), inFlight: map[uint64]*row{}} }
 
 const (
 	// maxFlyingBytes bounds what is in flight in bytes: about what sockets take from us when
@@ -63,10 +69,11 @@ func (p *pump) connect(ctx context.Context, pi *pipe, lines []*line) {
 	pi.acquiring = true
 	p.wg.Go(func() {
 		for try := 1; ; try++ {
+			asked := time.Now()
 			ch, err := p.pub.Acquire(ctx)
 			if err == nil {
 				select {
-				case pi.acquired <- ch:
+				case pi.acquired <- acquired{ch, asked}:
 				case <-ctx.Done():
 					ch.Destroy()
 				}
@@ -81,9 +88,9 @@ func (p *pump) connect(ctx context.Context, pi *pipe, lines []*line) {
 }
 
 // open takes a channel that was acquired.
-func (pi *pipe) open(ch Channel) {
+func (pi *pipe) open(ch acquired) {
 	pi.acquiring = false
-	pi.channel, pi.broken, pi.idleSince = ch, false, time.Now()
+	pi.channel, pi.asked, pi.broken, pi.idleSince = ch.Channel, ch.asked, false, time.Now()
 }
 
 // check destroys a channel that is broken or whose confirms do not come, and releases one

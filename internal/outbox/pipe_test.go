@@ -186,6 +186,67 @@ func TestAborted(t *testing.T) {
 	f.back(t)
 }
 
+// gated is a fake whose channels may have to be waited for.
+type gated struct {
+	*fake
+	gate atomic.Pointer[chan struct{}]
+}
+
+func (g *gated) Acquire(ctx context.Context) (outbox.Channel, error) {
+	if gate := g.gate.Load(); gate != nil {
+		select {
+		case <-*gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return g.fake.Acquire(ctx)
+}
+
+// The connection goes over a row, and with it the channel by which held destinations are tried.
+// A row that is sent on that before it is known to be gone is alone in flight, but not to blame.
+func TestAbortedTogether(t *testing.T) {
+	t.Parallel()
+	db, f := database(t), &gated{fake: &fake{}}
+	const why = "closed by the broker: 501 FRAME_ERROR"
+	const held = "held"
+	var probed atomic.Pointer[fakeChannel]
+	f.PublishFunc = func(c *fakeChannel, tag uint64, m *message.Message) error {
+		gate := f.gate.Load()
+		switch {
+		case m.MessageID == "guilty" && gate == nil:
+			g := make(chan struct{})
+			f.gate.Store(&g)
+			c.end(message.Aborted, why)
+		case m.MessageID == "guilty":
+			c.end(message.Aborted, why)
+		case gate == nil: // no queue is bound
+			if f.times(held) == 2 {
+				probed.Store(c)
+			}
+			c.answer(tag, message.Returned, "NO_ROUTE")
+		case probed.Load() == c: // it went with the other
+			close(*gate)
+			c.end(message.Aborted, why)
+		default:
+			c.answer(tag, message.Confirmed, "")
+		}
+		return nil
+	}
+	parked := newParkings()
+	add(t, db, command("gone", held))
+	start(t, db, f, outbox.Config{Parked: parked.parked})
+	eventually(t, "the destination is tried again", func() bool { return probed.Load() != nil })
+	add(t, db, command("q", "guilty"))
+	if p := parked.next(t); p.id != "guilty" {
+		t.Errorf("%s was parked: %s", p.id, p.reason)
+	}
+	published(t, db, 1)
+	if f.gate.Load() == nil || f.times(held) < 4 {
+		t.Errorf("published: %v: the test shows nothing", f.all())
+	}
+}
+
 // Large rows are in memory and in flight by bytes, not by number.
 func TestLargeRows(t *testing.T) {
 	t.Parallel()

@@ -86,7 +86,8 @@ func (p *pump) send(ctx context.Context, pi *pipe, ln *line, r *row) {
 	}
 	ln.waiting = ln.waiting[1:]
 	p.nextTag++
-	r.sent, r.alone = time.Now(), p.solo > 0
+	// An older channel may be closed over a row that is in flight no more, with its connection.
+	r.sent, r.alone = time.Now(), p.solo > 0 && pi.asked.After(p.aborted)
 	pi.launch(p.nextTag, r)
 	if r.fault != "" {
 		p.settle(pi, message.Result{Tag: p.nextTag, Kind: message.Refused, Reason: r.fault})

@@ -34,6 +34,7 @@ type pump struct {
 	nextTag    uint64
 	solo       int // how many rows still to publish one at a time, after the broker blamed one
 	suspects   []*line
+	aborted    time.Time // the last time it closed on us over one
 
 	reads   chan readDone
 	reading bool

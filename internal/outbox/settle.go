@@ -58,6 +58,7 @@ func (p *pump) settle(pi *pipe, res message.Result) {
 		// The line stays busy: its key goes on only when the park is committed.
 		p.todo.parks = append(p.todo.parks, refusal{row: r, reason: res.Reason})
 	case message.Aborted:
+		p.aborted = time.Now()
 		p.solo++
 		p.suspects = append(p.suspects, ln)
 		p.again(ln, r)
