@@ -134,7 +134,7 @@ func run(ctx context.Context, cfg config) error {
 		if err := app.AwaitDatabase(ctx, db, dbConfig, 30*time.Second, log); err != nil {
 			return err
 		}
-		log.Info("worker started", "queues", cfg.Queues, "lanes", lanes,
+		log.Info("worker started", "queues", cfg.Queues, "lanes_per_queue", cfg.Lanes,
 			"database", sqltx.Address(cfg.MySQL.DSN), "version", app.Version())
 		var lanesDone errgroup.Group
 		for _, queue := range cfg.Queues {

@@ -144,9 +144,20 @@ func traced(ctx context.Context, role string, run func(ctx context.Context) erro
 
 // Log makes the process's logger: JSON lines on standard output.
 func Log(s Service, role string) *slog.Logger {
-	log := slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{Level: s.LogLevel})).With("role", role)
+	log := slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{Level: s.LogLevel, ReplaceAttr: legible})).With("role", role)
 	slog.SetDefault(log)
 	return log
+}
+
+// legible writes a duration with its unit, and an error of several in one line.
+func legible(_ []string, a slog.Attr) slog.Attr {
+	switch v := a.Value.Any().(type) {
+	case time.Duration:
+		a.Value = slog.StringValue(v.String())
+	case error:
+		a.Value = slog.StringValue(strings.ReplaceAll(v.Error(), "\n", "; "))
+	}
+	return a
 }
 
 // Version returns the version of the binary, from its build.

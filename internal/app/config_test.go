@@ -208,7 +208,7 @@ func TestLoadRefusesUnknownNames(t *testing.T) {
 		{"BACKSTEP_LEASE_TTL", "BACKSTEP_RELAY_LEASE_TTL"},
 		{"BACKSTEP_WORKER_BATCH", "BACKSTEP_BATCH"},
 		{"BACKSTEP_", ""},
-		{"BACKSTEP_PREFECTH", ""},
+		{"BACKSTEP_VERBOSITY", ""},
 		{"BACKSTEP_WORKER_PORT", ""}, // no Service of Kubernetes is there
 	}
 	for _, tt := range tests {

@@ -43,10 +43,11 @@ func (f field) shownDefault() string {
 // meaning is the description and, on lines of their own, what a value must look like.
 func (f field) meaning() string {
 	lines := []string{text.WrapSoft(f.def.Tag.Get("desc"), meaningWidth)}
-	if e := f.def.Tag.Get("example"); e != "" {
+	e, r := f.def.Tag.Get("example"), f.def.Tag.Get("range")
+	if e != "" && r == "" { // an address, which says more than words
 		lines = append(lines, e)
 	}
-	switch r := f.def.Tag.Get("range"); {
+	switch {
 	case r != "":
 		lines = append(lines, "must be "+r)
 	case f.is(boolType):
