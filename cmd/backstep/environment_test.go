@@ -194,6 +194,7 @@ var variables = map[string]struct {
 	"BACKSTEP_LANES":                 {programs: "worker", fine: []string{"1", "10"}, low: "1", high: "64"},
 	"BACKSTEP_LOG_LEVEL":             {programs: "worker relay", says: "it must be debug, info, warn or error"},
 	"BACKSTEP_MAX_BODY":              {programs: "worker", low: "262144", high: "4194304"},
+	"BACKSTEP_MAX_HOLD":              {programs: "worker", low: "1s", high: "24h"},
 	"BACKSTEP_MYSQL_DSN":             {programs: "worker relay backstep", says: ": the DSN cannot be read; it looks like"},
 	"BACKSTEP_OUTBOX_RETENTION":      {programs: "relay", fine: []string{"0", "0s", "1ns"}, low: "0s", high: "8760h"},
 	"BACKSTEP_PREFETCH":              {programs: "worker", fine: []string{"1", "10"}, low: "1", high: "1000"},

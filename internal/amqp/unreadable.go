@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"bufio"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 // unreadableHeader is the header that a message has instead of those that amqp091 would not read, and
 // why. It ends the connection over them, and so would the next one, again and again, for all
 // queues of the process.
-const unreadableHeader = "x-backstep-unreadable"
+var unreadableHeader = "x-backstep-unreadable-" + rand.Text() // a name that no client knows
 
 // What amqp091 (v1.16, read.go) takes of a header table. Any client may send more in one frame,
 // and the management UI more than a frame may hold: the broker sends that on all the same.
@@ -36,8 +37,10 @@ const (
 	frameEnd    = 0xce
 	headerFrame = 2
 	heartbeat   = 8
-	// maxHeaderFrame bounds what is read to be looked at.
-	maxHeaderFrame = 16 << 20
+	// maxHeaderFrame bounds what is read to be looked at. What is larger is so by its headers.
+	maxHeaderFrame = 1 << 20
+	// beforeHeaders is how long it may be up to the headers' entries.
+	beforeHeaders = 2 + 2 + 8 + 2 + 2*(1+255) + 4
 )
 
 // Read returns what the broker sends.
@@ -71,15 +74,42 @@ func (r *reading) next() error {
 		return err
 	}
 	size := int64(binary.BigEndian.Uint32(head[3:]))
-	if head[0] != headerFrame || size > maxHeaderFrame {
+	if head[0] != headerFrame {
 		r.head, r.rest = head, size+1
 		return nil
+	}
+	if size > maxHeaderFrame {
+		return r.skip(head, size)
 	}
 	frame := append(head, make([]byte, size+1)...)
 	if _, err := io.ReadFull(r.in, frame[frameHead:]); err != nil {
 		return err
 	}
 	r.head = readable(frame, r.max())
+	return nil
+}
+
+// skip reads a header frame that is too large to be looked at, without the entries of its headers.
+func (r *reading) skip(head []byte, size int64) error {
+	start, err := r.in.Peek(beforeHeaders)
+	if err != nil {
+		return err
+	}
+	at, table, ok := tableIn(start)
+	behind := size - int64(at) - int64(table)
+	if !ok || behind < 0 || behind > maxHeaderFrame { // amqp091 will say what is wrong with it
+		r.head, r.rest = head, size+1
+		return nil
+	}
+	before := append([]byte{}, start[:at-4]...)
+	if _, err := io.CopyN(io.Discard, r.in, int64(at)+int64(table)); err != nil {
+		return err
+	}
+	after := make([]byte, behind+1)
+	if _, err := io.ReadFull(r.in, after); err != nil {
+		return err
+	}
+	r.head = substitute(head[:3], before, after[:behind], fmt.Errorf("headers of %d bytes, more than a frame holds", table))
 	return nil
 }
 
@@ -98,21 +128,33 @@ func readable(frame []byte, frameMax int) []byte {
 	if err == nil {
 		return frame
 	}
-	why := "headers cannot be read: " + err.Error()
-	substitute := append([]byte{byte(len(unreadableHeader))}, unreadableHeader...)
-	substitute = binary.BigEndian.AppendUint32(append(substitute, 'S'), uint32(len(why)))
-	substitute = append(substitute, why...)
-	out := append([]byte{}, frame[:3]...)
-	out = binary.BigEndian.AppendUint32(out, uint32(len(payload)-size+len(substitute)))
-	out = append(out, payload[:at-4]...)
-	out = binary.BigEndian.AppendUint32(out, uint32(len(substitute)))
-	out = append(out, substitute...)
-	out = append(out, payload[at+size:]...)
-	return append(out, frameEnd)
+	return substitute(frame[:3], payload[:at-4], payload[at+size:], err)
+}
+
+// substitute makes a header frame with another table: its kind and channel, what stands before and
+// behind the table, and why the table could not stay.
+func substitute(kind, before, behind []byte, why error) []byte {
+	text := "headers cannot be read: " + why.Error()
+	table := append([]byte{byte(len(unreadableHeader))}, unreadableHeader...)
+	table = binary.BigEndian.AppendUint32(append(table, 'S'), uint32(len(text)))
+	table = append(table, text...)
+	out := append([]byte{}, kind...)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(before)+4+len(table)+len(behind)))
+	out = append(out, before...)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(table)))
+	out = append(out, table...)
+	return append(append(out, behind...), frameEnd)
 }
 
 // headersIn returns where in a header frame's payload the entries of the header table are.
 func headersIn(payload []byte) (at, size int, ok bool) {
+	at, size, ok = tableIn(payload)
+	return at, size, ok && size <= len(payload)-at
+}
+
+// tableIn is headersIn for the beginning of a payload: where the entries begin, and how long they
+// say they are.
+func tableIn(payload []byte) (at, size int, ok bool) {
 	const fixed = 2 + 2 + 8 + 2 // class, weight, body size, flags
 	const contentType, contentEncoding, headers = 1 << 15, 1 << 14, 1 << 13
 	if len(payload) < fixed {
@@ -133,8 +175,7 @@ func headersIn(payload []byte) (at, size int, ok bool) {
 		return 0, 0, false
 	}
 	size = int(binary.BigEndian.Uint32(payload[at:]))
-	at += 4
-	return at, size, size <= len(payload)-at
+	return at + 4, size, true
 }
 
 var errCut = errors.New("they end too early")

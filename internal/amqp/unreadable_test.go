@@ -88,15 +88,18 @@ func TestUnreadableHeaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	message := map[string]any{
-		"routing_key": "orders", "payload": "body", "payload_encoding": "string",
-		"properties": map[string]any{"message_id": "large", "headers": map[string]string{"large": strings.Repeat("x", 200_000)}},
-	}
-	if err := m.call(within(t), http.MethodPost, message, nil, "exchanges", b.Vhost, "amq.default", "publish"); err != nil {
-		t.Fatal(err)
-	}
-	if d := receive(t, sub); d.MessageID != "large" || !strings.Contains(d.Unreadable, "more than a frame holds") || string(d.Body) != "body" {
-		t.Errorf("%s: unreadable because %q", d.MessageID, d.Unreadable)
+	for _, large := range []any{strings.Repeat("x", 200_000), make([]int, 200_000)} { // 9 bytes each
+		message := map[string]any{
+			"routing_key": "orders", "payload": "body", "payload_encoding": "string",
+			"properties": map[string]any{"message_id": "large", "content_type": "text/plain", "headers": map[string]any{"large": large}},
+		}
+		if err := m.call(within(t), http.MethodPost, message, nil, "exchanges", b.Vhost, "amq.default", "publish"); err != nil {
+			t.Fatal(err)
+		}
+		if d := receive(t, sub); d.MessageID != "large" || d.ContentType != "text/plain" ||
+			!strings.Contains(d.Unreadable, "more than a frame holds") || string(d.Body) != "body" {
+			t.Errorf("%s: unreadable because %q", d.MessageID, d.Unreadable)
+		}
 	}
 	if err := sub.Err(); err != nil {
 		t.Error(err)

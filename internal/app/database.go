@@ -19,7 +19,12 @@ func AwaitDatabase(ctx context.Context, db *sql.DB, c sqltx.Config, patience tim
 	for {
 		err := migrations.Check(ctx, db)
 		if err == nil {
-			return sqltx.CheckServer(ctx, db, c)
+			if err = sqltx.CheckServer(ctx, db, c); err == nil {
+				return nil
+			}
+		}
+		if ctx.Err() != nil {
+			return nil // it is to stop, and that is why there was no answer
 		}
 		class := sqltx.Classify(err)
 		if class != sqltx.Lost && !errors.Is(err, migrations.ErrSchemaBehind) {

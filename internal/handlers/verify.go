@@ -54,11 +54,10 @@ SELECT o.id, CONCAT('payment ', COALESCE(p.status, 'none'), ', shipment ', COALE
 	{"every order has ended", `
 SELECT id, CONCAT('status ', status) FROM orders WHERE status = 'PENDING'`},
 	{"a payment was charged once, by one idempotency key", `
-SELECT p.id, CONCAT(COUNT(k.idempotency_key), ' keys')
+SELECT p.id, CONCAT(COALESCE(k.n, 0), ' keys')
   FROM payments p
-  LEFT JOIN payment_idempotency k ON k.payment_id = p.id
- GROUP BY p.id
-HAVING COUNT(k.idempotency_key) <> 1`},
+  LEFT JOIN (SELECT payment_id, COUNT(*) AS n FROM payment_idempotency GROUP BY payment_id) k ON k.payment_id = p.id
+ WHERE k.n IS NULL OR k.n <> 1`},
 }
 
 // Verify checks the order domain's invariants at a moment of rest.

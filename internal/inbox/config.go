@@ -47,7 +47,7 @@ type Config struct {
 	Retention time.Duration // how long duplicates are known; older messages are parked; default 14 days
 	Timeout   time.Duration // of one transaction, well above the pool's lock wait; a batch that
 	// takes longer is run one by one, and for a message that does a failed attempt is counted;
-	// default 1 min
+	// default 40 s, less than the 45 s after which the server gives up a session that is silent
 	Grace time.Duration // that a handler has to return in when its time is over; one that does not
 	// heed its context is left behind, its transaction rolled back and its message parked; default 5 s
 	Drain time.Duration // how long the transaction in hand may go on when the lane is to stop, before
@@ -89,7 +89,7 @@ func (c Config) withDefaults() Config {
 		c.MaxAttempts = 10
 	}
 	def(&c.Retention, 14*24*time.Hour)
-	def(&c.Timeout, time.Minute)
+	def(&c.Timeout, 40*time.Second)
 	def(&c.Grace, 5*time.Second)
 	def(&c.Drain, 20*time.Second)
 	def(&c.MaxHold, 10*time.Minute)

@@ -64,13 +64,25 @@ func (t *try) leftBehind(ctx context.Context) bool {
 	case <-patience.C:
 		select {
 		case tx := <-t.calling:
-			tx.Abandon()
+			t.abandon(tx)
 			return true
 		default: // it is not the handler
 		}
 	}
 	<-t.ended // by itself: COMMIT does not heed the context either, and is not to be given up
 	return false
+}
+
+// abandon rolls tx back. If that has to wait for what the handler does with it, it goes on beside.
+func (t *try) abandon(tx *sqltx.Tx) {
+	gone := make(chan struct{})
+	go func() { defer close(gone); tx.Abandon() }()
+	patience := time.NewTimer(t.lane.cfg.Grace)
+	defer patience.Stop()
+	select {
+	case <-gone:
+	case <-patience.C:
+	}
 }
 
 func (t *try) run(ctx context.Context, g *group, todo []*message.Delivery) {

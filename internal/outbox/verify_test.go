@@ -79,7 +79,7 @@ UPDATE outbox_events SET status = 'PUBLISHED', published_at = NOW(6) - INTERVAL 
 		t.Errorf("Verify = %+v, %v", violations, err)
 	}
 	counts, err := outbox.Counts(ctx, db)
-	if err != nil || counts["PENDING"] != 1 || counts["PUBLISHED"] != 8 {
+	if err != nil || counts["PENDING"] != 1 || counts["PUBLISHED"] != 9 {
 		t.Errorf("Counts = %v, %v", counts, err)
 	}
 
