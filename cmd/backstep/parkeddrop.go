@@ -40,7 +40,10 @@ It exits with 1 if a message that was named is not there. One that was dropped b
 			if limit < 0 {
 				return usagef("--max is %d; it must be 0 or more", limit)
 			}
-			if err := errors.Join(f.check(), o.check()); err != nil {
+			if err := f.check(); err != nil {
+				return err
+			}
+			if err := o.check(); err != nil {
 				return err
 			}
 			return withParked(cmd, func(ctx context.Context, l *parkedLot) error {

@@ -48,7 +48,10 @@ replays at once.`,
 			if err := checkLimits(limit, perSecond); err != nil {
 				return err
 			}
-			if err := errors.Join(f.check(), o.check()); err != nil {
+			if err := f.check(); err != nil {
+				return err
+			}
+			if err := o.check(); err != nil {
 				return err
 			}
 			return withParked(cmd, func(ctx context.Context, l *parkedLot) error {
