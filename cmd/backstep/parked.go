@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,7 +59,17 @@ type look struct {
 	Queue string `json:"queue"` // its messages were parked from
 	There int    `json:"there"` // when it began
 	Seen  int    `json:"seen"`
-	limit int
+
+	// Others is how many consumers it had then: what they had in hand is neither there nor seen.
+	Others int `json:"others"`
+
+	short bool // others have taken some of what was there
+	limit int  // 0: it was not looked at
+}
+
+// held reports whether somebody else had messages of a queue in hand.
+func held(looks []look) bool {
+	return slices.ContainsFunc(looks, func(k look) bool { return k.short || k.Others > 0 })
 }
 
 // maxLook is the most messages of one queue that a verb goes through; all that is in a queue
@@ -67,11 +78,12 @@ const maxLook = 200_000
 
 // walk shows see the messages that were parked from these queues when it began, so nothing that
 // is parked meanwhile. Those of which see says that they are taken are removed. After
-// amqp.ErrEnough see is not called any more.
+// amqp.ErrEnough see is not called any more. Queues that are missing are its error when all
+// others have been looked through.
 func (l *parkedLot) walk(
 	cmd *cobra.Command, queues []string, limit int, what string, see func(*inbox.Parked) (taken bool, err error),
 ) ([]look, error) {
-	looks, total, err := l.depths(cmd.Context(), queues)
+	looks, total, missing, err := l.depths(cmd.Context(), queues)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +94,7 @@ func (l *parkedLot) walk(
 		k := &looks[i]
 		k.limit = limit
 		before := done
-		k.Seen, err = l.consumer.Browse(cmd.Context(), amqp.ParkedQueue(k.Queue), min(k.There, limit), func(d *message.Delivery) (bool, error) {
+		b, err := l.consumer.Browse(cmd.Context(), amqp.ParkedQueue(k.Queue), min(k.There, limit), func(d *message.Delivery) (bool, error) {
 			p := inbox.Unpark(d, k.Queue)
 			taken, err := see(&p)
 			enough = enough || errors.Is(err, amqp.ErrEnough)
@@ -90,34 +102,38 @@ func (l *parkedLot) walk(
 			bar.set(done)
 			return taken, err
 		})
+		k.Seen = b.Seen
 		if err != nil {
-			return looks, err
+			return looks, errors.Join(err, missing)
 		}
 		if enough {
-			return looks, nil
+			return looks, missing
 		}
+		k.Others, k.short = b.Others, b.Short
 		done = before + k.There
 	}
-	return looks, nil
+	return looks, missing
 }
 
-// depths returns how much there is to look at.
-func (l *parkedLot) depths(ctx context.Context, queues []string) (looks []look, total int, err error) {
+// depths returns how much there is to look at, and apart from other errors which queues are
+// missing.
+func (l *parkedLot) depths(ctx context.Context, queues []string) (looks []look, total int, missing, err error) {
 	session, err := l.broker.client.Session(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, nil, err
 	}
 	for _, q := range queues {
 		n, err := session.Depth(ctx, amqp.ParkedQueue(q))
 		if errors.Is(err, amqp.ErrMissing) {
-			err = fmt.Errorf("%w; is %q a queue of Backstep? If so run: backstep topology apply", err, q)
+			missing = errors.Join(missing, fmt.Errorf("%w; run: backstep topology apply", err))
+			continue
 		}
 		if err != nil {
-			return nil, 0, err
+			return nil, 0, nil, err
 		}
 		looks, total = append(looks, look{Queue: q, There: n}), total+n
 	}
-	return looks, total, nil
+	return looks, total, missing, nil
 }
 
 // sayWhatIsMissing says of which messages nothing was seen, and reports whether of any.
@@ -125,11 +141,16 @@ func sayWhatIsMissing(cmd *cobra.Command, looks []look) (missing bool) {
 	for _, k := range looks {
 		name := amqp.ParkedQueue(k.Queue)
 		switch {
+		case k.limit == 0:
+			continue
 		case k.Seen == k.limit && k.There > k.limit:
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s has %s; these were the first %d, and come last now\n", name, plural(k.There, "message"), k.limit)
-		case k.Seen < k.There:
+		case k.short:
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s had %s, and only %d came: somebody else has the others in hand (the management UI, or a verb like this one)\n",
 				name, plural(k.There, "message"), k.Seen)
+		case k.Others > 0:
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s has %s besides this one (the management UI, or a verb like this one); how many messages they have in hand "+
+				"the broker does not say, and they were not seen\n", name, plural(k.Others, "consumer"))
 		default:
 			continue
 		}

@@ -2,9 +2,14 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 
 	"backstep/internal/amqp"
 )
+
+// ownFault are the reasons that lie in the message itself, whatever else is cured: what a lane
+// finds unfit, the content type, the body, and what is wrong with an order.
+var ownFault = regexp.MustCompile(`^(content_type |body |message_id of |x-request-id has |the (order|total|quantity) |total_cents |line [0-9]+ |[a-z_.]+ has more than )`)
 
 // parkedAdvice says what is going on with a parked message and what can be done about it.
 func parkedAdvice(s *shownParked) []string {
@@ -17,14 +22,22 @@ func parkedAdvice(s *shownParked) []string {
 		return append(lines, sagaLines(s)...)
 	}
 	replay := fmt.Sprintf("  backstep parked replay %s --queue %s --reason '…'", id, quote(s.Queue))
-	switch s.Verdict {
-	case wouldReplay:
+	anew := fmt.Sprintf("  backstep parked show %s --body | backstep submit -", id)
+	inItself := s.Death != nil && s.Death.Reason == "rejected" || ownFault.MatchString(s.Reason)
+	switch {
+	case s.Verdict == wouldReplay && inItself && s.SagaID == "":
+		say("The fault is in the message itself, so a replay cannot help. Do it anew, under a new id, with a sed, jq or editor between these two " +
+			"that corrects it; an order that is one line of JSON:")
+		lines = append(lines, anew)
+	case s.Verdict == wouldReplay && inItself:
+		say("The fault is in the message itself, so a replay cannot help.")
+	case s.Verdict == wouldReplay:
 		say("Cure what is named above. Then send it to queue %s again:", s.Queue)
 		lines = append(lines, replay)
-	case wouldRepeat:
+	case s.Verdict == wouldRepeat:
 		say("A replay would change nothing: %s. It says so, and removes the message:", s.Why)
 		lines = append(lines, replay)
-	case wouldRefuse:
+	case s.Verdict == wouldRefuse:
 		say("It cannot be replayed as it is: %s.", s.Why)
 		switch {
 		case s.Fault != "":
@@ -33,7 +46,7 @@ func parkedAdvice(s *shownParked) []string {
 			lines = append(lines, replay+" --give-id")
 		default:
 			say("If it has not been done, do it anew, under a new id; an order that is one line of JSON:")
-			lines = append(lines, fmt.Sprintf("  backstep parked show %s --body | backstep submit -", id))
+			lines = append(lines, anew)
 		}
 	}
 	say("If it must never be processed:")

@@ -40,6 +40,9 @@ It exits with 1 if a message that was named is not there. One that was dropped b
 			if limit < 0 {
 				return usagef("--max is %d; it must be 0 or more", limit)
 			}
+			if err := f.check(); err != nil {
+				return err
+			}
 			if err := o.check(); err != nil {
 				return err
 			}
@@ -57,7 +60,9 @@ It exits with 1 if a message that was named is not there. One that was dropped b
 				if err == nil {
 					err = d.unseen(ctx, f.ids)
 				}
-				if err != nil && !o.dryRun {
+				if err == nil {
+					err = d.fates.leftOver(&f, looks)
+				} else if !o.dryRun {
 					fmt.Fprintln(cmd.ErrOrStderr(), "not finished; the same command goes on with the rest")
 				}
 				return errors.Join(err, d.print(cmd, o.asJSON))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -40,6 +41,7 @@ type parkedFates struct {
 	list []parkedFate
 	gone int  // of them are not parked any more, or would not be
 	more bool // than were taken
+	late bool // because the run has taken as long as it may
 }
 
 // maxFateDetail is how much is remembered of a reason, of maybe a hundred thousand.
@@ -78,6 +80,20 @@ func (f *parkedFates) without(ids []string) (rest []string) {
 	return rest
 }
 
+// leftOver says what keeps a verb from being done with all that was asked of it, though it ran to
+// its end. What is to be said of ids is said of each.
+func (f *parkedFates) leftOver(filter *parkedFilter, looks []look) error {
+	switch {
+	case f.more || len(filter.ids) > 0:
+		return nil
+	case held(looks):
+		return errors.New("messages that others have in hand were not seen, and stay; run the same command again when the others are done")
+	case len(f.list) == 0:
+		return filter.matchesNothing()
+	}
+	return nil
+}
+
 // print says what became of the messages, in the verb's word if it was done.
 func (f *parkedFates) print(cmd *cobra.Command, asJSON bool, done string, dryRun bool) error {
 	counts := map[fate]int{}
@@ -85,7 +101,11 @@ func (f *parkedFates) print(cmd *cobra.Command, asJSON bool, done string, dryRun
 		counts[x.Fate]++
 	}
 	if f.more {
-		fmt.Fprintln(cmd.ErrOrStderr(), "there are more (--max), or a run takes no longer than 20 minutes; the same command goes on with them")
+		why := "than --max allows"
+		if f.late {
+			why = fmt.Sprintf("than a run of %s has time for", short(maxRun))
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "there are more %s; the same command goes on with them\n", why)
 	}
 	if asJSON {
 		return printJSON(cmd.OutOrStdout(), struct {

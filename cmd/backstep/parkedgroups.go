@@ -22,6 +22,14 @@ type parkedGroup struct {
 	Said    string    `json:"example_reason"`
 }
 
+// words is the reason as a person reads it: that of one message needs no stand-ins.
+func (g *parkedGroup) words() string {
+	if g.Count == 1 {
+		return clipText(g.Said, maxGroupReason)
+	}
+	return g.Reason
+}
+
 // What is kept of the groups, however many messages and reasons there are.
 const (
 	maxGroups     = 1000

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -27,13 +28,13 @@ func TestParkedList(t *testing.T) {
 		broker.Publish(t, message.ParkedExchange, handlers.PaymentQueue,
 			parkedCopy(id, "place-order.charge-payment", fmt.Sprintf(`step %d of "order %d": gateway away`, i, i), now.Add(-time.Duration(i)*time.Minute)))
 	}
-	odd := parkedCopy("\x1b[31mred", "odd", "unknown type \"odd\"", now.Add(-48*time.Hour))
+	odd := parkedCopy("\x1b[31mred", "odd", unknown("odd"), now.Add(-48*time.Hour))
 	delete(odd.Headers, message.HeaderParkedAt)
 	broker.Publish(t, message.ParkedExchange, handlers.PaymentQueue, odd)
 	broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy("order-1", "order.create", "no lines", now))
 	ids = append(ids, odd.MessageId)
 
-	a := o.run("", "parked", "list").want(exitOK, `step N of "…": gateway away`, "40", "payment-0", `unknown type "…"`, "no lines", "order.create", "42 messages", `\x1b[31mred`)
+	a := o.run("", "parked", "list").want(exitOK, `step N of "…": gateway away`, "40", "payment-0", unknown("odd"), "no lines", "order.create", "42 messages", `\x1b[31mred`)
 	if strings.Contains(a.stdout, "\x1b") {
 		t.Error("a message id steers the terminal")
 	}
@@ -67,7 +68,17 @@ func TestParkedList(t *testing.T) {
 		t.Errorf("list %+v", list)
 	}
 	o.run("", "parked", "list", "--queue", "shipping").want(exitOK, "no such messages are parked")
-	o.run("", "parked", "list", "--queue", "nowhere").want(exitFailed, `queue "nowhere.parked"`, "backstep topology apply")
+	if a := o.run("", "parked", "list", "--because", "no such reason", "--json").want(exitOK, "no parked message matches --because 'no such reason'; backstep parked list shows"); a.stderr == "" {
+		t.Error("that is not said on stderr")
+	}
+	o.run("", "parked", "list", "--because", `step N of "…": gateway`).want(exitOK, "40 messages")
+	for _, args := range [][]string{{"list"}, {"show", "x"}, append([]string{"replay"}, because...), append([]string{"drop"}, because...)} {
+		a := o.run("", append(append([]string{"parked"}, args...), "--queue", "nosuch")...).want(exitUsage, `--queue "nosuch" is no queue of Backstep; they are orders, inventory`)
+		if strings.Count(a.stderr, "\n") != 1 {
+			t.Errorf("%s says %s", args[0], a.stderr)
+		}
+	}
+	o.run("", "parked", "list", "extra").want(exitUsage, "list takes no arguments", "--id chooses one")
 	o.run("", "parked", "replay", "--queue", "payment", "--dry-run").want(exitOK, "41 messages would be replayed", "nothing was done")
 	o.run("", "parked", "drop", "--all", "--dry-run").want(exitOK, "42 messages would be dropped", "nothing was done")
 	if got := drained(t, broker, "payment.parked"); !slices.Equal(got, ids) {
@@ -83,6 +94,23 @@ func TestParkedList(t *testing.T) {
 		t.Errorf("list %+v", list)
 	}
 	parkedAre(t, o, "payment", 5)
+}
+
+// unknown is the reason for which a worker parks a message of a type that it does not know.
+func unknown(typ string) string {
+	m := message.Message{Properties: message.Properties{Type: typ}}
+	return (&inbox.Mux{}).HandleBatch(context.Background(), nil, []message.Message{m})[0].Reason
+}
+
+// TestParkedListMissingQueue: a queue that is missing hides no other.
+func TestParkedListMissingQueue(t *testing.T) {
+	o, _, broker := lotOf(t)
+	broker.Publish(t, message.ParkedExchange, handlers.ShippingQueue, parkedCopy("s", "t", "r", time.Now()))
+	broker.DeleteQueue(t, "inventory.parked")
+	o.run("", "parked", "list").want(exitFailed, "1 message;", "shipping", `queue "inventory.parked"`, "backstep topology apply")
+	o.run("", "parked", "list", "--queue", "inventory").want(exitFailed, `queue "inventory.parked"`)
+	o.run("", "parked", "show", "s").want(exitOK, "shipping.parked")
+	o.run("", append([]string{"parked", "replay", "--all"}, because...)...).want(exitFailed, "1 message replayed", `queue "inventory.parked"`)
 }
 
 func TestAlike(t *testing.T) {

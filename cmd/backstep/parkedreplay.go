@@ -34,10 +34,11 @@ interrupted it may be in both, which changes nothing: the worker drops what it h
 
 What has been processed already is not sent: it is said, removed from <queue>.parked, and kept in the
 audit. A message older than BACKSTEP_INBOX_RETENTION, or without a message_id, stays where it is, and the
-exit code is 1.`,
+exit code is 1. So it is if others have messages of the queues in hand, which are not seen: do not run two
+replays at once.`,
 		Example: `  backstep parked replay 0194f1a4-5c00-7000-8000-000000000001 --reason 'the definition is back'
-  backstep parked replay --queue payment --because 'unknown type' --since 2h --dry-run
-  backstep parked replay --queue payment --because 'unknown type' --since 2h --reason 'worker 1.4 knows it'
+  backstep parked replay --queue payment --because 'unknown message type' --since 2h --dry-run
+  backstep parked replay --queue payment --because 'unknown message type' --since 2h --reason 'worker 1.4 knows it'
   backstep parked replay --all --rate 5 --max 100 --reason 'ticket 12'`,
 		RunE: verb(func(cmd *cobra.Command, args []string) error {
 			f.ids = append(f.ids, args...)
@@ -45,6 +46,9 @@ exit code is 1.`,
 				return usagef("replay needs ids, flags that choose messages, or --all; see backstep parked replay --help")
 			}
 			if err := checkLimits(limit, perSecond); err != nil {
+				return err
+			}
+			if err := f.check(); err != nil {
 				return err
 			}
 			if err := o.check(); err != nil {
@@ -70,7 +74,9 @@ exit code is 1.`,
 				if err == nil {
 					err = r.unseen(ctx, l, f.ids)
 				}
-				if err != nil && !o.dryRun {
+				if err == nil {
+					err = r.fates.leftOver(&f, looks)
+				} else if !o.dryRun {
 					fmt.Fprintln(cmd.ErrOrStderr(), "not finished; the same command goes on with the rest")
 				}
 				return errors.Join(err, r.print(cmd, o.asJSON))
@@ -113,8 +119,8 @@ func (r *replayer) see(ctx context.Context, p *inbox.Parked) (taken bool, err er
 	if !r.filter.chooses(p) {
 		return false, nil
 	}
-	if r.limit > 0 && r.fates.gone >= r.limit || time.Since(r.began) > maxRun {
-		r.fates.more = true
+	if late := time.Since(r.began) > maxRun; late || r.limit > 0 && r.fates.gone >= r.limit {
+		r.fates.more, r.fates.late = true, late
 		return false, amqp.ErrEnough
 	}
 	v, why, err := r.verdict(ctx, p)
@@ -201,8 +207,12 @@ func (r *replayer) print(cmd *cobra.Command, asJSON bool) error {
 	if err := f.print(cmd, asJSON, done, r.dryRun); err != nil {
 		return err
 	}
-	if n := f.count(fateRefused, fateMissing); n > 0 {
-		return fmt.Errorf("not replayed: %d of %s", n, plural(len(f.list), "message"))
+	if n := f.count(fateRefused, fateMissing, fateKept); n > 0 {
+		again := ""
+		if k := f.count(fateKept); k > 0 {
+			again = fmt.Sprintf("; of %d this run sent a copy: run the same command again for them", k)
+		}
+		return fmt.Errorf("not replayed: %d of %s%s", n, plural(len(f.list), "message"), again)
 	}
 	return nil
 }

@@ -64,6 +64,9 @@ the encoding that docs/messages.md describes.`,
 				return usagef("--body and --json do not go together; --json has a body of up to 1 MiB")
 			}
 			f.ids = args
+			if err := f.check(); err != nil {
+				return err
+			}
 			return withParked(cmd, func(ctx context.Context, l *parkedLot) error {
 				list, err := l.find(ctx, cmd, &f)
 				if err != nil {
@@ -106,7 +109,7 @@ func (l *parkedLot) find(ctx context.Context, cmd *cobra.Command, f *parkedFilte
 		return false, nil
 	})
 	sayWhatIsMissing(cmd, looks)
-	if err != nil {
+	if err != nil && (!errors.Is(err, amqp.ErrMissing) || len(found) == 0) {
 		return nil, err
 	}
 	removed := len(found) == 0

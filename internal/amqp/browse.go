@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rabbitmq/amqp091-go"
+
 	"backstep/internal/message"
 )
 
@@ -22,11 +24,19 @@ const (
 // ErrEnough is what a function that Browse calls returns when it wants to see no more.
 var ErrEnough = errors.New("amqp: seen enough")
 
+// Browsed is what a Browse came to.
+type Browsed struct {
+	Seen int // calls of see
+
+	// What others have in hand is not seen, and the broker does not say how much that is.
+	Others int  // consumers that the queue had when it began
+	Short  bool // it looked for more, as far as most, and no more came
+}
+
 // Browse shows see the first most messages that are ready in a queue, in their order. Those
 // of which see says that they are taken are acked at once; all others are back in the queue
 // when Browse returns. An error of see ends it, and its message is put back; after ErrEnough
-// see is not called any more, and Browse goes on to the end and returns nil. seen counts the
-// calls of see. They are fewer than most if there are no more: others hold or have taken them.
+// see is not called any more, and Browse goes on to the end and returns nil.
 //
 // The order stays if the browse goes to its end and most is all there are: a queue keeps what
 // was put back once apart and in front of the rest, and what is put back again comes behind
@@ -34,13 +44,13 @@ var ErrEnough = errors.New("amqp: seen enough")
 //
 // While it lasts the messages are unacked: that long is no longer than the broker's consumer
 // time-out (30 min by default), and other consumers do not see them.
-func (c *Consumer) Browse(ctx context.Context, queue string, most int, see func(*message.Delivery) (taken bool, err error)) (seen int, err error) {
+func (c *Consumer) Browse(ctx context.Context, queue string, most int, see func(*message.Delivery) (taken bool, err error)) (Browsed, error) {
 	b := browser{consumer: c, queue: queue, see: see}
-	err = b.run(ctx, most)
+	err := b.run(ctx, most)
 	if gerr := b.giveBack(); err == nil {
 		err = gerr // after another error the end of the session puts back what we could not
 	}
-	return b.seen, err
+	return b.Browsed, err
 }
 
 // browser is one Browse.
@@ -48,9 +58,9 @@ type browser struct {
 	consumer *Consumer
 	queue    string
 	see      func(*message.Delivery) (bool, error)
-	seen     int
-	enough   bool
-	largest  int // body in the last window
+	Browsed
+	enough  bool
+	largest int // body in the last window
 
 	// A window is a consumer that holds as many messages as it may, except for the last one.
 	// Each has a channel of its own, because a channel that ends puts back what one consumer
@@ -65,7 +75,10 @@ type window struct {
 	held     int // deliveries that stay unacked
 }
 
-func (b *browser) run(ctx context.Context, most int) error {
+func (b *browser) run(ctx context.Context, most int) (err error) {
+	if b.Others, err = b.others(ctx); err != nil {
+		return err
+	}
 	for n := range most {
 		if k := len(b.windows); k == 0 || b.windows[k-1].held == b.windows[k-1].prefetch {
 			if err := b.open(ctx, most-n); err != nil {
@@ -74,8 +87,12 @@ func (b *browser) run(ctx context.Context, most int) error {
 		}
 		w := b.windows[len(b.windows)-1]
 		d, err := b.next(ctx, w)
-		if err != nil || d == nil {
+		if err != nil {
 			return err
+		}
+		if d == nil {
+			b.Short = !b.enough
+			return nil
 		}
 		b.largest = max(b.largest, len(d.Body))
 		if err := b.show(w, d); err != nil {
@@ -107,7 +124,7 @@ func (b *browser) show(w *window, d *message.Delivery) error {
 		w.held++
 		return nil
 	}
-	b.seen++
+	b.Seen++
 	taken, err := b.see(d)
 	if taken {
 		err = errors.Join(err, w.Ack(d.Tag, false))
@@ -151,6 +168,40 @@ func (b *browser) next(ctx context.Context, w *window) (*message.Delivery, error
 			}
 		}
 	}
+}
+
+// A consumer that has just ended is counted for a moment more.
+const (
+	othersLook  = 50 * time.Millisecond
+	othersLooks = 10
+)
+
+// others returns how many consumers the queue has before it gets ours.
+func (b *browser) others(ctx context.Context) (n int, err error) {
+	session, err := b.consumer.client.Session(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("browse queue %q: %w", b.queue, err)
+	}
+	for range othersLooks {
+		err = session.channel(ctx, func(ch *amqp091.Channel) error {
+			defer func() { _ = ch.Close() }() // all is said, or it is closed already
+			q, err := ch.QueueDeclarePassive(b.queue, true, false, false, false, nil)
+			n = q.Consumers
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("browse queue %q: %w", b.queue, err)
+		}
+		if n == 0 {
+			break
+		}
+		select {
+		case <-time.After(othersLook):
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	return n, nil
 }
 
 // ready returns how many messages the queue has for others.

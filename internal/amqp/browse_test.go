@@ -20,8 +20,8 @@ func bodies(t *testing.T, c *Client, queue string, most int) (got []string) {
 		got = append(got, string(d.Body))
 		return false, nil
 	})
-	if err != nil || seen != len(got) {
-		t.Fatalf("Browse saw %d of %d, %v", seen, len(got), err)
+	if err != nil || seen.Seen != len(got) {
+		t.Fatalf("Browse saw %d of %d, %v", seen.Seen, len(got), err)
 	}
 	return got
 }
@@ -64,8 +64,8 @@ func TestBrowse(t *testing.T) {
 		}
 		return false, nil
 	})
-	if err != nil || seen != 400 || n != 400 {
-		t.Errorf("Browse = %d, %v, want 400; see was called %d times", seen, err, n)
+	if err != nil || seen.Seen != 400 || seen.Short || n != 400 {
+		t.Errorf("Browse = %+v, %v, want 400 and not short; see was called %d times", seen, err, n)
 	}
 	if got := bodies(t, c, parked, total); !slices.Equal(got, all) {
 		t.Errorf("after one that had seen enough: %v", got)
@@ -98,7 +98,7 @@ func TestBrowseCutShort(t *testing.T) {
 		}
 		return false, nil
 	}); !errors.Is(err, bad) {
-		t.Errorf("Browse = %d, %v, want see's error", seen, err)
+		t.Errorf("Browse = %+v, %v, want see's error", seen, err)
 	}
 	whole("an error")
 	ctx, cancel := context.WithCancel(within(t))
@@ -129,8 +129,8 @@ func TestBrowseTakes(t *testing.T) {
 		want = append(want, string(d.Body))
 		return false, nil
 	})
-	if err != nil || seen != total {
-		t.Fatalf("Browse = %d, %v", seen, err)
+	if err != nil || (seen != Browsed{Seen: total}) {
+		t.Fatalf("Browse = %+v, %v", seen, err)
 	}
 	if got := bodies(t, c, parked, len(want)); !slices.Equal(got, want) {
 		t.Errorf("left are %v, want %v", got, want)
@@ -181,5 +181,11 @@ func TestBrowseWhatOthersHold(t *testing.T) {
 	receive(t, other)
 	if got := bodies(t, c, parked, 5); !slices.Equal(got, []string{"2", "3", "4"}) {
 		t.Errorf("saw %v, want the three that are left", got)
+	}
+	for most, want := range map[int]Browsed{0: {Others: 1}, 3: {Seen: 3, Others: 1}, 4: {Seen: 3, Others: 1, Short: true}} {
+		got, err := NewConsumer(c, "test").Browse(within(t), parked, most, func(*message.Delivery) (bool, error) { return false, nil })
+		if err != nil || got != want {
+			t.Errorf("Browse of %d = %+v, %v, want %+v", most, got, err, want)
+		}
 	}
 }
