@@ -14,8 +14,8 @@ import (
 	"backstep/internal/testenv"
 )
 
-// hold takes n messages of a queue in hand until let go.
-func hold(t *testing.T, broker *testenv.Broker, queue string, n int) (letGo func()) {
+// hold takes up to most messages of a queue in hand until let go, and waits for n.
+func hold(t *testing.T, broker *testenv.Broker, queue string, most, n int) (letGo func()) {
 	t.Helper()
 	conn, err := amqp091.Dial(broker.URL)
 	if err != nil {
@@ -25,7 +25,7 @@ func hold(t *testing.T, broker *testenv.Broker, queue string, n int) (letGo func
 	t.Cleanup(letGo)
 	ch, err := conn.Channel()
 	if err == nil {
-		err = ch.Qos(n, 0, false)
+		err = ch.Qos(most, 0, false)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestParkedInHand(t *testing.T) {
 	for i := range 5 {
 		broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy(fmt.Sprint("m-", i), "t", "r", time.Now()))
 	}
-	letGo := hold(t, broker, "orders.parked", 2)
+	letGo := hold(t, broker, "orders.parked", 2, 2)
 	const says, again = "orders.parked has 1 consumer besides this one", "messages that others have in hand were not seen, and stay; run the same command again"
 	var list parkedList
 	o.run("", "parked", "list", "--queue", "orders", "--json").want(exitOK, says).decode(&list)
@@ -109,4 +109,37 @@ func TestParkedNothingMatches(t *testing.T) {
 		o.run("", append([]string{"parked", verb, "--queue", "shipping"}, because...)...).want(exitOK, "0 messages")
 	}
 	parkedAre(t, o, "orders", 1)
+}
+
+// TestParkedTakenMeanwhile: a replay does not end well whose messages somebody else has taken in hand
+// since it began.
+func TestParkedTakenMeanwhile(t *testing.T) {
+	o, _, broker := lotOf(t)
+	const total = 40
+	for i := range total {
+		broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy(fmt.Sprint("m-", i), "t", "r", time.Now()))
+	}
+	first := o.start("backstep", append([]string{"parked", "replay", "--all", "--rate", "1"}, because...)...)
+	eventually(t, "it has begun", func() error {
+		if ready, _ := broker.Queue(t, "orders"); ready < 2 {
+			return fmt.Errorf("%d are sent", ready)
+		}
+		return nil
+	})
+	letGo := hold(t, broker, "orders.parked", total, total/2)
+	o.run("", "parked", "list", "--queue", "orders").want(exitOK, "orders.parked has 2 consumers besides this one", "no such messages are parked")
+	if code := first.wait(); code != exitFailed || !strings.Contains(first.text(), "orders.parked had 40 messages, and only ") || !strings.Contains(first.text(), "run the same command again") {
+		t.Errorf("it exited with %d: %s", code, first.text())
+	}
+	letGo()
+	eventually(t, "they are back", func() error {
+		if ready, _ := broker.Queue(t, "orders.parked"); ready < total/2 {
+			return fmt.Errorf("%d are", ready)
+		}
+		return nil
+	})
+	o.run("", append([]string{"parked", "replay", "--all", "--rate", "1000"}, because...)...).want(exitOK)
+	if got := drained(t, broker, "orders"); len(got) != total {
+		t.Errorf("orders has %d: %q", len(got), got)
+	}
 }
