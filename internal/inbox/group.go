@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -170,7 +171,10 @@ func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error)
 			return []*group{g}, nil
 		}
 		if g.lost++; class != sqltx.Canceled && g.lost < g.maxLost() {
-			sleep(ctx, lostPause)
+			// Longer each time, and never as long: whoever cuts connections at a pace must not
+			// meet the same message again and again.
+			pause := lostPause << min(g.lost-1, 2)
+			sleep(ctx, pause/2+rand.N(pause))
 			return []*group{g}, nil
 		}
 	}
