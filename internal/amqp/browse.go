@@ -254,6 +254,7 @@ func (b *browser) giveBack() error {
 // readySoon waits until so many messages are ready, and returns how many are. If they do not
 // come, somebody else has taken them.
 func (b *browser) readySoon(want int) (int, error) {
+	// Not the caller's context: what was taken is given back also when that has ended.
 	ctx, cancel := context.WithTimeout(context.Background(), giveBackTimeout)
 	defer cancel()
 	for {

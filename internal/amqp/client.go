@@ -160,7 +160,7 @@ func (c *Client) dial(ctx context.Context) (*Session, error) {
 			}
 			in := &reading{Conn: nc, in: bufio.NewReader(nc), max: func() int { return int(frameMax.Load()) }}
 			socket = newWriteBehind(in, c.cfg.WriteTimeout)
-			stop = context.AfterFunc(ctx, func() { _ = tcp.Close() })
+			stop = context.AfterFunc(ctx, func() { _ = tcp.Close() }) // whoever reads or writes has the error
 			// For the handshakes; amqp091 lifts it after them.
 			return socket, socket.SetDeadline(deadline)
 		},

@@ -72,7 +72,7 @@ func TestNothingVanishesOnItsWayToTheParkedQueue(t *testing.T) {
 // awaitDepth waits until at least n messages are ready in a queue, and returns how many are.
 func awaitDepth(t *testing.T, c *Client, queue string, n int) int {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) { // a queue tells nobody: it is asked
 		got, err := session(t, c).Depth(within(t), queue)
 		if err == nil && got >= n {
 			return got

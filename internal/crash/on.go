@@ -34,6 +34,7 @@ func Point(at string) {
 }
 
 // CRASH_ON is <how>:<message id>: the handler of that message does what no recover can catch.
+// Without a colon it names no message, so none crashes.
 var how, poison, _ = strings.Cut(os.Getenv("CRASH_ON"), ":")
 
 // Message ends the process if the environment names the message.

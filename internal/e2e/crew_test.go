@@ -233,7 +233,7 @@ func (c *crew) killConnections() {
 		if c.kill() == 0 {
 			c.t.Error("nobody was connected")
 		}
-		time.Sleep(500 * time.Millisecond) // they connect again, and work
+		time.Sleep(500 * time.Millisecond) // the pace of the KILLs is what is tested: in between they connect again, and work
 	}
 }
 
