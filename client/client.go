@@ -31,7 +31,8 @@ type Command struct {
 	Headers        map[string]any // optional: bool, integers, floats, string, []byte, time.Time
 }
 
-// Submit adds c to tx and returns its message id. The trace context of ctx goes with it. The
+// Submit adds c to tx and returns its message id. An order gets its own id, and that of its saga, when a
+// worker takes it in: the event order.created has them beside the message id (request_id). The trace context of ctx goes with it. The
 // broker is not needed: a relay publishes the command after the commit. Rolled back, it never
 // was.
 func Submit(ctx context.Context, tx *sql.Tx, c Command) (id string, err error) {

@@ -43,9 +43,37 @@ type benchOptions struct {
 	asJSON bool
 }
 
-func (o *benchOptions) register(cmd *cobra.Command) {
+// measure measures one repetition.
+type measure func(context.Context, *station) error
+
+// benchResult is what the figures of all repetitions are gathered in.
+type benchResult interface {
+	of(s setting)
+	print(w io.Writer)
+}
+
+// command has cmd run a benchmark, with these flags beside its own: begin is called when they are read.
+func (o *benchOptions) command(cmd *cobra.Command, validate func() error, begin func(*benchmark) (benchResult, measure)) *cobra.Command {
 	cmd.Flags().IntVar(&o.runs, "runs", 3, "repetitions, each afresh; the medians count")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = verb(func(cmd *cobra.Command, _ []string) error {
+		if err := validate(); err != nil {
+			return err
+		}
+		b := newBenchmark(cmd.Name(), o.runs, cmd.ErrOrStderr())
+		result, measure := begin(b)
+		if err := b.run(cmd.Context(), measure); err != nil {
+			return err
+		}
+		result.of(b.setting)
+		if o.asJSON {
+			return printJSON(cmd.OutOrStdout(), result)
+		}
+		result.print(cmd.OutOrStdout())
+		return nil
+	})
+	return cmd
 }
 
 func (o *benchOptions) validate() error {
@@ -139,6 +167,9 @@ type setting struct {
 	Runs     int    `json:"runs"`
 }
 
+// of notes what the figures depended on.
+func (s *setting) of(is setting) { *s = is }
+
 // print prints the figures as a table, under what they depend on.
 func (s *setting) print(w io.Writer, parameters string, t table.Writer) {
 	fmt.Fprintf(w, "bench %s: %s\n%s, %s, RabbitMQ %s, MySQL %s\n\n", s.Bench, parameters,
@@ -166,7 +197,7 @@ func newBenchmark(name string, runs int, progress io.Writer) *benchmark {
 func (b *benchmark) say(format string, args ...any) { fmt.Fprintf(b.progress, format+"\n", args...) }
 
 // run calls measure for each repetition. Whatever happens, all that was made is gone after it.
-func (b *benchmark) run(ctx context.Context, measure func(context.Context, *station) error) (err error) {
+func (b *benchmark) run(ctx context.Context, measure measure) (err error) {
 	if b.programs, err = siblings("relay", "worker"); err != nil {
 		return err
 	}
@@ -186,7 +217,7 @@ func (b *benchmark) run(ctx context.Context, measure func(context.Context, *stat
 }
 
 // repeat is one repetition.
-func (b *benchmark) repeat(ctx context.Context, i int, measure func(context.Context, *station) error) (err error) {
+func (b *benchmark) repeat(ctx context.Context, i int, measure measure) (err error) {
 	p, err := newPlace(ctx, "bench", b.servers, b.given)
 	if err != nil {
 		return err

@@ -41,20 +41,15 @@ which nothing is to be done, as a share of one core.`,
 		Example: `  backstep bench latency
   backstep bench latency --interval 5ms --rows 2000
   backstep bench latency --json | jq '{p99: .p99_ms.median, raw: .raw_p99_ms.median}'`,
-		Args: cobra.NoArgs,
-		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
-			b := latencyBench{benchmark: newBenchmark("latency", o.runs, cmd.ErrOrStderr()), latencyOptions: o}
-			return b.run(cmd.Context(), cmd.OutOrStdout())
-		}),
 	}
-	o.register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.rows, "rows", 500, "rows, and messages of the raw figures")
 	f.DurationVar(&o.interval, "interval", 20*time.Millisecond, "between two commits, and two raw publishes")
-	return cmd
+	return o.command(cmd, o.validate, func(b *benchmark) (benchResult, measure) {
+		m := latencyBench{benchmark: b, latencyOptions: o}
+		m.begin()
+		return &m.result, m.measure
+	})
 }
 
 func (o *latencyOptions) validate() error {
@@ -110,20 +105,11 @@ type latencyBench struct {
 	result latencyResult
 }
 
-func (b *latencyBench) run(ctx context.Context, out io.Writer) error {
+func (b *latencyBench) begin() {
 	b.result = latencyResult{
 		Rows: b.rows, Interval: float64(b.interval) / float64(time.Millisecond), Body: benchBody, Prefetch: benchPrefetch,
 		CPU: costs{}, RawCPU: costs{}, Idle: costs{},
 	}
-	if err := b.benchmark.run(ctx, b.measure); err != nil {
-		return err
-	}
-	b.result.setting = b.setting
-	if b.asJSON {
-		return printJSON(out, b.result)
-	}
-	b.result.print(out)
-	return nil
 }
 
 const rawQueue = "bench.raw"

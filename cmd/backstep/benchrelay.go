@@ -46,23 +46,18 @@ machine that is busy with something else. Of servers that were not started here 
   backstep bench relay --relays 2 --runs 5
   backstep bench relay --history 1000000 --json | jq .ratio.median
   backstep bench relay --far-future 1000000`,
-		Args: cobra.NoArgs,
-		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
-			b := relayBench{benchmark: newBenchmark("relay", o.runs, cmd.ErrOrStderr()), relayOptions: o}
-			return b.run(cmd.Context(), cmd.OutOrStdout())
-		}),
 	}
-	o.register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.rows, "rows", 50_000, "outbox rows, and messages of the ceiling")
 	f.IntVar(&o.keys, "keys", 10_000, "ordering keys, which the rows take in turn; at most one row of a key is in flight")
 	f.IntVar(&o.relays, "relays", 1, "relay processes")
 	f.IntVar(&o.history, "history", 0, "rows that are there before and have been published")
 	f.IntVar(&o.farFuture, "far-future", 0, "scheduled messages that are there before and are due in a year")
-	return cmd
+	return o.command(cmd, o.validate, func(b *benchmark) (benchResult, measure) {
+		m := relayBench{benchmark: b, relayOptions: o}
+		m.begin()
+		return &m.result, m.measure
+	})
 }
 
 func (o *relayOptions) validate() error {
@@ -126,20 +121,11 @@ type relayBench struct {
 	result relayResult
 }
 
-func (b *relayBench) run(ctx context.Context, out io.Writer) error {
+func (b *relayBench) begin() {
 	b.result = relayResult{
 		Rows: b.rows, Keys: b.keys, Relays: b.relays, History: b.history, FarFuture: b.farFuture,
 		Body: benchBody, Window: benchWindow, CPU: costs{}, RawCPU: costs{},
 	}
-	if err := b.benchmark.run(ctx, b.measure); err != nil {
-		return err
-	}
-	b.result.setting = b.setting
-	if b.asJSON {
-		return printJSON(out, b.result)
-	}
-	b.result.print(out)
-	return nil
 }
 
 // The queues of one repetition.
@@ -162,7 +148,7 @@ func (b *relayBench) measure(ctx context.Context, s *station) error {
 	if err != nil {
 		return fmt.Errorf("measure the ceiling: %w", err)
 	}
-	if err := s.place.manage(ctx, http.MethodDelete, nil, nil, "queues", s.place.name, ceilingQueue); err != nil {
+	if err := s.place.servers.Manage(ctx, http.MethodDelete, nil, nil, "queues", s.place.name, ceilingQueue); err != nil {
 		return fmt.Errorf("delete queue %s: %w", ceilingQueue, err)
 	}
 	rate, err := b.drain(ctx, s)

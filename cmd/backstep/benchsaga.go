@@ -53,16 +53,7 @@ everything the workers send to the database, a round trip each, for each message
   backstep bench saga --refuse 25               # a quarter of the sagas is compensated
   backstep bench saga --hot-sku --seconds 0     # all orders take the same SKU; no latency
   backstep bench saga --json | jq '{single: .ratio_single.median, batch: .ratio_batch.median}'`,
-		Args: cobra.NoArgs,
-		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
-			b := sagaBench{benchmark: newBenchmark("saga", o.runs, cmd.ErrOrStderr()), sagaOptions: o}
-			return b.run(cmd.Context(), cmd.OutOrStdout())
-		}),
 	}
-	o.register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.orders, "orders", 5000, "orders that are submitted at once")
 	f.IntVar(&o.relays, "relays", 2, "relay processes")
@@ -71,7 +62,11 @@ everything the workers send to the database, a round trip each, for each message
 	f.BoolVar(&o.hotSKU, "hot-sku", false, "all orders take the same SKU")
 	f.IntVar(&o.rate, "rate", 20, "sagas a second of the latency")
 	f.IntVar(&o.seconds, "seconds", 15, "for so long; 0 leaves the latency out")
-	return cmd
+	return o.command(cmd, o.validate, func(b *benchmark) (benchResult, measure) {
+		m := sagaBench{benchmark: b, sagaOptions: o}
+		m.begin()
+		return &m.result, m.measure
+	})
 }
 
 func (o *sagaOptions) validate() error {
@@ -203,21 +198,12 @@ type sagaBench struct {
 	result sagaResult
 }
 
-func (b *sagaBench) run(ctx context.Context, out io.Writer) error {
+func (b *sagaBench) begin() {
 	b.result = sagaResult{
 		Orders: b.orders, Relays: b.relays, Workers: b.workers, Refuse: b.refuse, SKUs: b.skus(), HotSKU: b.hotSKU,
 		Rate: b.rate, Seconds: b.seconds, Singles: b.singles(), Batched: b.batched(),
 		CPU: costs{}, SingleCPU: costs{}, BatchCPU: costs{},
 	}
-	if err := b.benchmark.run(ctx, b.measure); err != nil {
-		return err
-	}
-	b.result.setting = b.setting
-	if b.asJSON {
-		return printJSON(out, b.result)
-	}
-	b.result.print(out)
-	return nil
 }
 
 // measure is one repetition: ceilings, throughput, latency; after the last, statements.

@@ -149,7 +149,7 @@ func TestStackOfDemoAndBench(t *testing.T) {
 func TestBenchSagaStops(t *testing.T) {
 	for _, tt := range []struct{ name, orders, seconds, moment string }{
 		{"ceilings", "50000", "0", "ceilings, in database"},
-		{"latency", "20", "5", "through the system"},
+		{"latency", "20", "2", "through the system"},
 		{"statements", "20", "0", "counting statements"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

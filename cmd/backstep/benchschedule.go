@@ -36,16 +36,7 @@ server counts meanwhile, if it is one that was started for it: others may be ask
 		Example: `  backstep bench schedule
   backstep bench schedule --relays 3 --spread 200ms
   backstep bench schedule --far-future 1000000 --json | jq .p99_ms.median`,
-		Args: cobra.NoArgs,
-		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
-			b := scheduleBench{benchmark: newBenchmark("schedule", o.runs, cmd.ErrOrStderr()), scheduleOptions: o}
-			return b.run(cmd.Context(), cmd.OutOrStdout())
-		}),
 	}
-	o.register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.rows, "rows", 1000, "scheduled messages")
 	f.IntVar(&o.relays, "relays", 1, "relay processes")
@@ -53,7 +44,11 @@ server counts meanwhile, if it is one that was started for it: others may be ask
 	f.DurationVar(&o.interval, "interval", 10*time.Millisecond, "between two commits")
 	f.DurationVar(&o.spread, "spread", 2*time.Second, "a message is due after a random time up to this")
 	f.DurationVar(&o.idle, "idle", idleTime, "how long it is measured what doing nothing costs")
-	return cmd
+	return o.command(cmd, o.validate, func(b *benchmark) (benchResult, measure) {
+		m := scheduleBench{benchmark: b, scheduleOptions: o}
+		m.begin()
+		return &m.result, m.measure
+	})
 }
 
 func (o *scheduleOptions) validate() error {
@@ -114,21 +109,12 @@ type scheduleBench struct {
 	result scheduleResult
 }
 
-func (b *scheduleBench) run(ctx context.Context, out io.Writer) error {
+func (b *scheduleBench) begin() {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	b.result = scheduleResult{
 		Rows: b.rows, Relays: b.relays, FarFuture: b.farFuture,
 		Interval: ms(b.interval), Spread: ms(b.spread), IdleTime: b.idle.Seconds(), Idle: costs{},
 	}
-	if err := b.benchmark.run(ctx, b.measure); err != nil {
-		return err
-	}
-	b.result.setting = b.setting
-	if b.asJSON {
-		return printJSON(out, b.result)
-	}
-	b.result.print(out)
-	return nil
 }
 
 // measure is one repetition.

@@ -13,6 +13,7 @@ import (
 
 	"backstep/internal/amqp"
 	"backstep/internal/app"
+	"backstep/internal/handlers"
 	"backstep/internal/sqltx"
 	"backstep/migrations"
 )
@@ -27,6 +28,10 @@ type config struct {
 		URL           string `example:"amqp://user:pass@host:5672/vhost" desc:"broker"`
 		ManagementURL string `split_words:"true" example:"http://user:pass@host:15672" desc:"broker's management API, for the policies; user and password as in BACKSTEP_AMQP_URL if it has none"`
 	}
+	JaegerURL string `split_words:"true" example:"http://localhost:16686" desc:"Jaeger's UI, for links to the traces of sagas"`
+	Payment   struct {
+		URL string `example:"http://payments:8080" desc:"payment gateway, as the workers have it, so that a dry run knows what would be called there"`
+	}
 	AllowUntestedServer bool `split_words:"true" default:"false" desc:"accept database servers this version was never tested on"`
 	Inbox               struct {
 		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long processed message ids are kept, as the workers have it"`
@@ -39,6 +44,14 @@ func (c *config) Validate() error {
 	if c.AMQP.ManagementURL != "" {
 		if err := amqp.CheckManagementURL(c.AMQP.ManagementURL); err != nil {
 			errs = append(errs, fmt.Errorf("BACKSTEP_AMQP_MANAGEMENT_URL: %w", err))
+		}
+	}
+	if u, err := url.Parse(c.JaegerURL); c.JaegerURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		errs = append(errs, errors.New("BACKSTEP_JAEGER_URL: it must read http(s)://host:port"))
+	}
+	if c.Payment.URL != "" {
+		if _, err := handlers.NewGateway(c.Payment.URL); err != nil {
+			errs = append(errs, fmt.Errorf("BACKSTEP_PAYMENT_URL is %s; %w", app.Quote(c.Payment.URL), err))
 		}
 	}
 	return errors.Join(errs...)

@@ -24,7 +24,7 @@ import (
 // demoOptions are the flags of demo.
 type demoOptions struct {
 	relays, workers, orders int
-	keep, asJSON            bool
+	keep, asJSON, gateway   bool
 	patience                time.Duration
 }
 
@@ -36,10 +36,15 @@ func newDemo() *cobra.Command {
 		Long: `Starts MySQL and RabbitMQ (or makes a database and a virtual host of its own on those in
 BACKSTEP_MYSQL_DSN and BACKSTEP_AMQP_URL), relays and workers, submits orders of which some must
 fail, waits until every saga has ended, shows what was expected beside what happened, and checks
-every invariant. Then it stops and removes all it made. It exits with 1 on any difference.`,
+every invariant. Then it stops and removes all it made. It exits with 1 on any difference.
+
+With --gateway and --keep it prints the commands that have the payment gateway go wrong (slow, fail-before,
+fail-after, cut-after, decline) and work again, to see what becomes of orders that are submitted meanwhile.`,
 		Example: `  backstep demo
   backstep demo --orders 5000 --workers 6
-  backstep demo --keep       # leave it up until Ctrl-C, to look around`,
+  backstep demo --gateway    # payments over HTTP, at a gateway that fails now and then
+  backstep demo --keep       # leave it up until Ctrl-C, to look around
+  backstep demo --gateway --keep`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
@@ -53,6 +58,7 @@ every invariant. Then it stops and removes all it made. It exits with 1 on any d
 	f.IntVar(&o.relays, "relays", 2, "relay processes")
 	f.IntVar(&o.workers, "workers", 3, "worker processes")
 	f.IntVar(&o.orders, "orders", 200, "orders; 6.5 % ask for too much, 6.5 % are declined and 7 % refused")
+	f.BoolVar(&o.gateway, "gateway", false, "charge at a payment gateway, which loses some of its answers, and check its ledger")
 	f.BoolVar(&o.keep, "keep", false, "leave everything up until Ctrl-C")
 	f.BoolVar(&o.asJSON, "json", false, "print the outcome as JSON")
 	f.DurationVar(&o.patience, "patience", 120*time.Second, "fail when no order has moved for so long")
@@ -82,9 +88,10 @@ const (
 // demo is one run of it.
 type demo struct {
 	demoOptions
-	out      io.Writer // the outcome
-	progress io.Writer // what is going on
-	logs     string    // folder with the processes' logs
+	out      io.Writer    // the outcome
+	progress io.Writer    // what is going on
+	pay      *demoGateway // nil: payments are only recorded
+	logs     string       // folder with the processes' logs
 }
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.progress, format+"\n", args...) }
@@ -182,7 +189,15 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 		}
 		err = errors.Join(err, os.RemoveAll(d.logs))
 	}()
-	f, err := newFleet(d.logs, p.environment())
+	environment := p.environment()
+	if d.gateway {
+		if d.pay, err = startDemoGateway(); err != nil {
+			return err
+		}
+		defer d.pay.server.Close() //nolint:errcheck // nobody calls it any more
+		environment = append(environment, d.pay.environment())
+	}
+	f, err := newFleet(d.logs, environment)
 	if err != nil {
 		return err
 	}
@@ -212,7 +227,10 @@ func (d *demo) inPlace(ctx context.Context, p *place, programs map[string]string
 		return err
 	}
 	if d.keep {
-		d.say("everything stays up until Ctrl-C")
+		for _, p := range f.procs {
+			d.say("%s is process %d", p.name, p.cmd.Process.Pid)
+		}
+		d.say("everything stays up until Ctrl-C; kill -9 one of them, and the others go on")
 		d.stay(ctx, f)
 	}
 	if !r.OK {
@@ -248,6 +266,7 @@ func (p *place) environment() []string {
 		// A secret's file would contradict what is set above.
 		return strings.HasPrefix(name, app.Prefix+"_") && strings.HasSuffix(name, "_FILE") ||
 			name == app.Prefix+"_QUEUES" || // each worker takes all
+			name == app.Prefix+"_PAYMENT_URL" || // nobody's money
 			slices.ContainsFunc(mine, func(m string) bool { return strings.HasPrefix(m, name+"=") })
 	})
 	return append(mine, others...)

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"backstep/internal/testenv"
+	"backstep/internal/testenv/gateway"
 )
 
 // newDemoOperator has servers that are given, so that whatever the demo leaves on them stays.
@@ -34,7 +36,7 @@ func TestDemo(t *testing.T) {
 			o.env[i] = "BACKSTEP_MYSQL_DSN_FILE=" + secret
 		}
 	}
-	a := o.run("", "demo", "--orders", "40", "--json").want(exitOK)
+	a := o.run("", "demo", "--orders", "40", "--gateway", "--json").want(exitOK)
 	var r result
 	a.decode(&r)
 	if !r.OK || r.Orders != 40 || len(r.Outcomes) != 4 || len(r.Differences) != 0 || !r.Verify.OK || r.Sample == "" {
@@ -74,13 +76,25 @@ func TestDemoStops(t *testing.T) {
 	})
 	t.Run("Ctrl-C after --keep", func(t *testing.T) {
 		o := newDemoOperator(t)
-		d := o.start("backstep", "demo", "--orders", "20", "--relays", "1", "--workers", "1", "--keep")
+		d := o.start("backstep", "demo", "--orders", "20", "--relays", "1", "--workers", "1", "--gateway", "--keep")
 		d.says("stays up until Ctrl-C")
 		them := newOperator(t)
 		for _, v := range regexp.MustCompile(`export (\w+)='(.*)'`).FindAllStringSubmatch(d.text(), -1) {
 			them.env = append(them.env, v[1]+"="+v[2])
 		}
+		broken := regexp.MustCompile(`(?m)^  (curl .*)$`).FindAllStringSubmatch(d.text(), -1)
+		for i, k := range append(slices.Clone(gateway.Kinds), gateway.None) { // the last is the end of it
+			if i >= len(broken) || !strings.Contains(broken[i][1], `"`+string(k)+`"`) {
+				t.Fatalf("the demo does not say how the gateway is %s: %q", k, broken)
+			}
+			if said := them.shell(broken[i][1], ""); strings.Contains(said, "error") {
+				t.Errorf("%s: %s", broken[i][1], said)
+			}
+		}
 		them.run("", "submit", "--count", "5").want(exitOK)
+		if url := regexp.MustCompile(`payment gateway (http.*)/ledger`).FindStringSubmatch(d.text()); url == nil || !slices.Contains(them.env, "BACKSTEP_PAYMENT_URL="+url[1]) {
+			t.Errorf("the payment gateway is at %q: %q", url, them.env)
+		}
 		them.run("", "verify", "--wait", patience.String()).want(exitOK, "every invariant holds: 25 orders")
 		if code := d.stop(syscall.SIGINT); code != exitOK {
 			t.Errorf("exit code %d", code)
@@ -91,7 +105,11 @@ func TestDemoStops(t *testing.T) {
 		o := newDemoOperator(t)
 		d := o.start("backstep", "demo", "--orders", "20", "--keep")
 		d.says("stays up until Ctrl-C")
-		if err := syscall.Kill(processes(t, o)["worker"], syscall.SIGKILL); err != nil {
+		worker := processes(t, o)["worker"]
+		if !regexp.MustCompile(fmt.Sprintf(`worker-[0-9] is process %d\n`, worker)).MatchString(d.text()) {
+			t.Errorf("it is not said that the worker is process %d", worker)
+		}
+		if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		d.says("ended: signal: killed; the others go on")
@@ -162,7 +180,7 @@ func nothingLeft(t *testing.T, o *operator, said string) {
 		if err := p.exec(t.Context(), "USE "+name); err == nil {
 			t.Errorf("database %s is still there", name)
 		}
-		if err := p.manage(t.Context(), http.MethodGet, nil, nil, "vhosts", name); err == nil {
+		if err := p.servers.Manage(t.Context(), http.MethodGet, nil, nil, "vhosts", name); err == nil {
 			t.Errorf("virtual host %s is still there", name)
 		}
 	}

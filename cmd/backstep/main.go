@@ -97,10 +97,19 @@ func newRoot() *cobra.Command {
 	migrate.AddCommand(newMigrateUp(), newMigrateStatus())
 	topology := group("topology", "Declare what the broker needs")
 	topology.AddCommand(newTopologyApply())
-	sagas := group("saga", "Look at sagas")
-	sagas.AddCommand(newSagaList(), newSagaShow())
-	root.AddCommand(migrate, topology, newSubmit(), sagas, newOutbox(), newParked(), newVerify(), newDemo(), newBench())
+	root.AddCommand(migrate, topology, newSubmit(), newSaga(), newOutbox(), newParked(), newVerify(), newDemo(), newBench())
 	return root
+}
+
+func newSaga() *cobra.Command {
+	cmd := group("saga", "Look at sagas, and put right those that need somebody")
+	cmd.Long = "Looks at sagas, and changes them for those who operate them: through the state machine, with a reason,\n" +
+		"and audited. A saga in MANUAL_ACTION needs somebody; backstep saga show says why, and what helps."
+	cmd.AddCommand(newSagaList(), newSagaShow(), newSagaVersions())
+	for _, v := range sagaVerbs {
+		cmd.AddCommand(newSagaAction(v))
+	}
+	return cmd
 }
 
 // group is a command that does nothing but hold others.

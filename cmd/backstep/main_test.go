@@ -54,7 +54,9 @@ type operator struct {
 }
 
 func newOperator(t *testing.T, env ...string) *operator {
-	return &operator{t, append([]string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, env...)}
+	// A program with the race detector sleeps a second before it exits, unless it is told not to.
+	own := []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(), "GORACE=atexit_sleep_ms=0"}
+	return &operator{t, append(own, env...)}
 }
 
 func (o *operator) command(program string, args ...string) *exec.Cmd {

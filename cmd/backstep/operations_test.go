@@ -19,6 +19,7 @@ import (
 // there, on rows as fill makes them, and demands its effect: what it says, and what rows
 // there are then. A command without an effect here, or an effect without a command, fails.
 func TestRepairingTheOutbox(t *testing.T) {
+	t.Parallel()
 	const parked, pending = "2", "1"
 	nothing := []int{1, 2, 2} // happens to the rows
 	effects := []struct {
@@ -75,6 +76,7 @@ func TestRepairingTheOutbox(t *testing.T) {
 // TestParkedMessagesDoc does the same with the section on parked messages: two of payment and
 // one of orders.
 func TestParkedMessagesDoc(t *testing.T) {
+	t.Parallel()
 	effects := []struct {
 		command, says   string
 		parked, payment int // how many are then parked, and in the payment queue
@@ -128,7 +130,7 @@ func TestParkedMessagesDoc(t *testing.T) {
 // commands are those of a section that have not been run yet.
 type commands []string
 
-// documented returns a section of docs/operations.md and the commands in it.
+// documented returns a section of docs/operations.md, or of one of its sections, and the commands in it.
 func documented(t *testing.T, title string) (section string, all *commands) {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/operations.md")
@@ -136,6 +138,10 @@ func documented(t *testing.T, title string) (section string, all *commands) {
 		t.Fatal(err)
 	}
 	_, section, found := strings.Cut(string(doc), "\n## "+title+"\n")
+	if !found {
+		_, section, found = strings.Cut(string(doc), "\n### "+title+"\n")
+		section, _, _ = strings.Cut(section, "\n### ")
+	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	list := commands(blocks(section, "sh"))
 	if !found || len(list) == 0 {
@@ -162,14 +168,16 @@ func (c *commands) end(t *testing.T) {
 	}
 }
 
-// shell runs a command as a person types it, and demands what it says.
-func (o *operator) shell(command, says string, env ...string) {
+// shell runs a command as a person types it, demands what it says, and returns that.
+func (o *operator) shell(command, says string, env ...string) string {
 	o.t.Helper()
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Env = slices.Concat(o.env, []string{"PATH=" + binaries + ":" + os.Getenv("PATH")}, env)
-	if said, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(said), says) {
+	said, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(said), says) {
 		o.t.Errorf("%s: %v\n%s\nwant %q", command, err, said, says)
 	}
+	return string(said)
 }
 
 // blocks returns the lines of the blocks of a language in a document.

@@ -120,7 +120,7 @@ func pastActions(ctx context.Context, q sqltx.Querier, name string) ([]outbox.Ac
 // itemTable prints rows at a glance.
 func itemTable(cmd *cobra.Command, items []outbox.Item) {
 	t := newTable("row", "message id", "type", "key", "to", "status", "attempts", "age", "last error")
-	t.SetColumnConfigs([]table.ColumnConfig{wrapAt("message id", 40), wrapAt("key", 40), wrapAt("last error", 50)})
+	t.SetColumnConfigs([]table.ColumnConfig{wrapAt("message id", 40), wrapAt("key", 40)})
 	for i := range items {
 		it := &items[i]
 		attempts := ""
@@ -128,7 +128,7 @@ func itemTable(cmd *cobra.Command, items []outbox.Item) {
 			attempts = strconv.Itoa(it.Attempts)
 		}
 		t.AppendRow([]any{it.ID, printable(it.MessageID), printable(it.Type), printable(it.Key), printable(it.Exchange + " " + it.RoutingKey),
-			it.Status, attempts, short(it.Age), printable(clipText(it.LastError, 200))})
+			it.Status, attempts, short(it.Age), reasonCell(it.LastError)})
 	}
 	render(cmd.OutOrStdout(), t)
 }

@@ -85,6 +85,7 @@ func fill(t *testing.T, db *sql.DB) {
 }
 
 func TestOutboxLooks(t *testing.T) {
+	t.Parallel()
 	o, db := outboxOf(t)
 	o.run("", "outbox", "list").want(exitOK, "no such rows are PARKED, PENDING")
 	o.run("", "outbox", "relays").want(exitOK, "No relay owns 16 shards (0-15)")
@@ -185,6 +186,7 @@ VALUES (NOW(6) + INTERVAL 1 HOUR, 'later', 'k', 'e', 'r', '', '', '', 'gateway a
 }
 
 func TestOutboxChanges(t *testing.T) {
+	t.Parallel()
 	broker := testenv.Vhost(t)
 	o, db := outboxOf(t, "BACKSTEP_AMQP_URL="+broker.URL)
 	fill(t, db)
@@ -269,6 +271,7 @@ func TestOutboxChanges(t *testing.T) {
 // command is dropped, and its saga waits for somebody; a parked one is requeued, and its saga
 // moves on by itself; what was published is sent once more, and nothing happens twice.
 func TestOutboxWithSagas(t *testing.T) {
+	t.Parallel()
 	broker := testenv.Vhost(t)
 	env := []string{"BACKSTEP_AMQP_URL=" + broker.URL, "BACKSTEP_AMQP_MANAGEMENT_URL=" + broker.ManagementURL, "BACKSTEP_RELAY_LEASE_TTL=2s"}
 	o, db := outboxOf(t, env...)

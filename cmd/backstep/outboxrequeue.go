@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -37,11 +38,8 @@ as it is, so doing it twice is doing it once.`,
   backstep outbox requeue --all --rate 50 --reason 'broker is back'`,
 		RunE: verb(func(cmd *cobra.Command, args []string) error {
 			chosen := f.given() || all
-			switch {
-			case len(args) == 0 && !chosen:
-				return usagef("requeue needs ids, flags that choose rows, or --all; see backstep outbox requeue --help")
-			case len(args) > 0 && chosen:
-				return usagef("requeue takes ids or flags that choose rows, not both")
+			if err := checkChoice(cmd, "rows", len(args) > 0, chosen); err != nil {
+				return err
 			}
 			if err := checkLimits(limit, perSecond); err != nil {
 				return err
@@ -84,34 +82,51 @@ as it is, so doing it twice is doing it once.`,
 	return cmd
 }
 
+// checkChoice demands ids or flags that choose.
+func checkChoice(cmd *cobra.Command, noun string, named, chosen bool) error {
+	switch {
+	case !named && !chosen:
+		return usagef("%s needs ids, flags that choose %s, or --all; see %s --help", cmd.Name(), noun, cmd.CommandPath())
+	case named && chosen:
+		return usagef("%s takes ids or flags that choose %s, not both", cmd.Name(), noun)
+	}
+	return nil
+}
+
 func addLimits(cmd *cobra.Command, limit, perSecond *int) {
 	cmd.Flags().IntVar(limit, "max", 0, "so many at most, the oldest; 0 is all")
 	cmd.Flags().IntVar(perSecond, "rate", 500, "so many rows a second at most")
 }
 
-func checkLimits(limit, perSecond int) error {
-	switch {
-	case limit < 0:
+func checkMax(limit int) error {
+	if limit < 0 {
 		return usagef("--max is %d; it must be 0 or more", limit)
-	case perSecond < 1:
+	}
+	return nil
+}
+
+func checkRate(perSecond int) error {
+	if perSecond < 1 {
 		return usagef("--rate is %d; it must be 1 or more", perSecond)
 	}
 	return nil
 }
 
+func checkLimits(limit, perSecond int) error { return cmp.Or(checkMax(limit), checkRate(perSecond)) }
+
 // choose returns the rows that a filter chooses, and whether there are more than the limit.
 func choose(ctx context.Context, db *sql.DB, f outbox.Filter, s outbox.Status, limit int) (ids []uint64, more bool, err error) {
-	ask := limit
-	if limit > 0 {
-		ask++
+	return atMost(limit, func(n int) ([]uint64, error) { return outbox.Choose(ctx, db, f, s, n) })
+}
+
+// atMost asks for one more than the limit, if there is one, to know whether there are more.
+func atMost[T any](limit int, ask func(limit int) ([]T, error)) (list []T, more bool, err error) {
+	if limit == 0 {
+		list, err = ask(0)
+		return list, false, err
 	}
-	if ids, err = outbox.Choose(ctx, db, f, s, ask); err != nil {
-		return nil, false, err
-	}
-	if limit > 0 && len(ids) > limit {
-		return ids[:limit], true, nil
-	}
-	return ids, false, nil
+	list, err = ask(limit + 1)
+	return list[:min(len(list), limit)], len(list) > limit, err
 }
 
 // requeue requeues rows and says what became of each.
@@ -177,17 +192,13 @@ func printRequeued(cmd *cobra.Command, rows []changedRow, more, asJSON bool) err
 		}{n, more, append([]changedRow{}, rows...)})
 	}
 	out := cmd.OutOrStdout()
-	for i, r := range rows {
-		if i == maxFaults {
-			fmt.Fprintf(out, "and %s more; --json has all\n", plural(len(rows)-i, "row"))
-			break
-		}
+	printFirst(out, rows, "row", func(r *changedRow) string {
 		verb := "left as it is"
 		if r.Done {
 			verb = "requeued"
 		}
-		fmt.Fprintf(out, "row %d, message %s: %s: %s\n", r.ID, printable(r.MessageID), verb, printable(clipText(r.Detail, 200)))
-	}
+		return fmt.Sprintf("row %d, message %s: %s: %s", r.ID, printable(r.MessageID), verb, printable(clipText(r.Detail, 200)))
+	})
 	fmt.Fprintf(out, "%s requeued\n", plural(n, "row"))
 	if more {
 		fmt.Fprintln(cmd.ErrOrStderr(), "there are more (--max)")

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +12,7 @@ import (
 )
 
 func newOutboxStats() *cobra.Command {
-	var watch, asJSON bool
-	var interval time.Duration
+	var w watchFlags
 	cmd := &cobra.Command{
 		Use:   "stats",
 		Short: "Count what waits in the outbox, and how fast it is published",
@@ -27,45 +24,25 @@ row that was published before that: how many of these there are is the server's 
   backstep outbox stats --json | jq .oldest_pending_seconds`,
 		Args: cobra.NoArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error {
-			if interval <= 0 {
-				return usagef("--interval is %s; it must be positive", interval)
+			if err := w.check(); err != nil {
+				return err
 			}
 			return withSchema(cmd, func(ctx context.Context, _ config, db *sql.DB) error {
-				for {
+				return w.run(ctx, func(ctx context.Context) error {
 					st, err := outbox.LookAt(ctx, db)
-					switch {
-					case watch && ctx.Err() != nil:
-						return nil // that is how watching ends
-					case err != nil:
+					if err != nil {
 						return err
 					}
-					if err := printStats(cmd.OutOrStdout(), st, watch, asJSON); err != nil || !watch {
-						return err
-					}
-					select {
-					case <-ctx.Done():
-						return nil
-					case <-time.After(interval):
-					}
-				}
+					return w.print(cmd.OutOrStdout(), st, func(out io.Writer) { printStats(out, st) })
+				})
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "look again and again, until Ctrl-C")
-	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "from one look to the next, with --watch")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON; with --watch, one line for each look")
+	w.add(cmd)
 	return cmd
 }
 
-func printStats(out io.Writer, st outbox.Stats, watch, asJSON bool) error {
-	switch {
-	case asJSON && watch:
-		return json.NewEncoder(out).Encode(st)
-	case asJSON:
-		return printJSON(out, st)
-	case watch && isTerminal(out):
-		fmt.Fprint(out, "\033[H\033[2J") // a new screen
-	}
+func printStats(out io.Writer, st outbox.Stats) {
 	w := columns(out)
 	field := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	and := func(format, age string) string {
@@ -99,7 +76,6 @@ func printStats(out io.Writer, st outbox.Stats, watch, asJSON bool) error {
 	}
 	render(out, shards)
 	printDestinations(out, st)
-	return nil
 }
 
 // shownDestinations is how many a person wants to read of.

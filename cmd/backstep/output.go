@@ -35,6 +35,14 @@ func wrapAt(column string, width int) table.ColumnConfig {
 	return table.ColumnConfig{Name: column, WidthMax: width, WidthMaxEnforcer: text.WrapSoft}
 }
 
+// reasonWidth is how many columns of a reason a list shows: what shows one thing has all of it.
+const reasonWidth = 80
+
+// reasonCell is a reason as a list shows it: its start, on one line, whatever is in it.
+func reasonCell(reason string) string {
+	return text.Snip(printable(strings.Join(strings.Fields(reason), " ")), reasonWidth, "…")
+}
+
 // columns aligns what is written with tabs.
 func columns(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
 
@@ -81,6 +89,16 @@ func plural(n int, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// printFirst prints the first of a list, a line each, and how many more there are.
+func printFirst[T any](out io.Writer, list []T, noun string, line func(*T) string) {
+	for i := range list[:min(len(list), maxFaults)] {
+		fmt.Fprintln(out, line(&list[i]))
+	}
+	if n := len(list) - maxFaults; n > 0 {
+		fmt.Fprintf(out, "and %s more; --json has all\n", plural(n, noun))
+	}
 }
 
 // plainLog writes log records as a person reads them: "message: key value, key value".

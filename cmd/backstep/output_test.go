@@ -1,8 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"backstep/internal/inbox"
+	"backstep/internal/outbox"
+	"backstep/internal/saga"
 )
 
 func TestShort(t *testing.T) {
@@ -60,5 +71,59 @@ func TestVhost(t *testing.T) {
 		if got, err := vhost(url); got != want || err != nil {
 			t.Errorf("vhost(%q) = %q, %v, want %q", url, got, err, want)
 		}
+	}
+}
+
+// TestReasonIsALine: however long a reason is, and whatever is in it, lists show it on a line that can be
+// read, and what shows one thing has the whole of it.
+func TestReasonIsALine(t *testing.T) {
+	const start = "charge-payment: gateway says: "
+	for name, tt := range map[string]struct{ reason, shows string }{
+		"short":        {start + "no", start + "no"},
+		"4 KB":         {start + strings.Repeat("away, ", 700), start + "away, away, away, away, away, away, away, away, a…"},
+		"wide":         {start + strings.Repeat("山田", 700), start + strings.Repeat("山田", 12) + "…"},
+		"no UTF-8":     {start + strings.Repeat("\xff", 4000), start + strings.Repeat(`\xff`, 12) + `\…`},
+		"a stack":      {start + "\npanic\r\n\tat main()\n\n" + strings.Repeat("\n\tat f()", 500), start + "panic at main() at f() at f() at f() at f() at f(…"},
+		"steers":       {start + "\x1b[2J\x1b]0;title\a\u202e\x00", start + `\x1b[2J\x1b]0;title\a\u202e\x00`},
+		"only a break": {"\n\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			cmd := &cobra.Command{}
+			cmd.SetOut(&out)
+			s := saga.Summary{ID: "s", Type: "place-order", Status: saga.ManualAction, LastError: tt.reason}
+			groups := &parkedGroups{}
+			groups.add(&inbox.Parked{Queue: "payment", Reason: tt.reason})
+			for list, print := range map[string]func(){
+				"saga list":   func() { printSagas(&out, []saga.Summary{s}) },
+				"outbox list": func() { itemTable(cmd, []outbox.Item{{ID: 1, LastError: tt.reason}}) },
+				"parked list": func() { _ = printParkedGroups(cmd, groups.list(), nil, &parkedFilter{}, false) },
+			} {
+				out.Reset()
+				print()
+				lines := strings.Split(out.String(), "\n")
+				if end := lines[3:]; len(lines) < 4 || strings.TrimSpace(strings.Split(end[0], "backstep parked show")[0]) != "" || !strings.Contains(lines[2], tt.shows) {
+					t.Errorf("%s, want the reason as %q on one line:\n%.3000s", list, tt.shows, out.String())
+				}
+				for _, line := range lines {
+					if n := text.StringWidth(line); n > 200 || strings.ContainsAny(line, "\x1b\x00\a\r\u202e") {
+						t.Errorf("%s has a line of %d columns: %.300q", list, n, line)
+					}
+				}
+			}
+			out.Reset()
+			shown{Detail: saga.Detail{Summary: s}}.print(&out)
+			if !strings.Contains(out.String(), printable(tt.reason)) {
+				t.Errorf("saga show has not all of it:\n%.3000s", out.String())
+			}
+			out.Reset()
+			var back []saga.Summary
+			if err := errors.Join(printJSON(&out, []saga.Summary{s}), json.Unmarshal(out.Bytes(), &back)); err != nil {
+				t.Fatal(err)
+			}
+			if got := back[0].LastError; got != strings.ToValidUTF8(tt.reason, "\ufffd") && name != "no UTF-8" {
+				t.Errorf("--json has %.300q", got)
+			}
+		})
 	}
 }

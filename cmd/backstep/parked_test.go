@@ -19,7 +19,6 @@ import (
 )
 
 // lotOf returns an operator of a database with the schema and a virtual host with the queues.
-
 func lotOf(t *testing.T) (*operator, *sql.DB, *testenv.Broker) {
 	t.Helper()
 	broker := testenv.Vhost(t)
@@ -29,7 +28,6 @@ func lotOf(t *testing.T) (*operator, *sql.DB, *testenv.Broker) {
 }
 
 // parkedCopy is a message as a lane parks it.
-
 func parkedCopy(id, typ, reason string, at time.Time) amqp091.Publishing {
 	return amqp091.Publishing{
 		MessageId: id, Type: typ, ContentType: "application/json", AppId: "a client", DeliveryMode: 2, Body: []byte(`{"id":"` + id + `"}`),
@@ -41,7 +39,6 @@ func parkedCopy(id, typ, reason string, at time.Time) amqp091.Publishing {
 }
 
 // drained takes all messages off a queue and returns their ids, in order.
-
 func drained(t *testing.T, broker *testenv.Broker, queue string) (ids []string) {
 	t.Helper()
 	for {
@@ -54,7 +51,6 @@ func drained(t *testing.T, broker *testenv.Broker, queue string) (ids []string) 
 }
 
 // parkedList is what list --json says.
-
 type parkedList struct {
 	Groups []parkedGroup
 	Queues []look
@@ -62,7 +58,6 @@ type parkedList struct {
 }
 
 // parkedAre demands how many messages are parked from a queue.
-
 func parkedAre(t *testing.T, o *operator, queue string, want int) {
 	t.Helper()
 	var list parkedList
@@ -77,7 +72,6 @@ func parkedAre(t *testing.T, o *operator, queue string, want int) {
 }
 
 // replayed is what replay --json and drop --json say.
-
 type replayed struct {
 	Counts   map[fate]int
 	More     bool
@@ -93,10 +87,7 @@ func (r *replayed) want(t *testing.T, counts map[fate]int) {
 
 var because = []string{"--reason", "cured, ticket 12", "--actor", "ops"}
 
-// TestParkedList: the messages are counted by what they have in common, and are then as before.
-
 // parkAll has a worker park messages sent to the orders queue, and ends it.
-
 func parkAll(t *testing.T, o *operator, broker *testenv.Broker, msgs ...amqp091.Publishing) {
 	t.Helper()
 	worker, relay := o.start("worker"), o.start("relay")
@@ -115,8 +106,8 @@ func parkAll(t *testing.T, o *operator, broker *testenv.Broker, msgs ...amqp091.
 }
 
 // TestParkedComesBackAsItWas: what a worker parked, whatever it was, is replayed byte for byte.
-
 func TestParkedComesBackAsItWas(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	at := time.Now().UTC().Truncate(time.Second)
 	every := amqp091.Table{
@@ -175,25 +166,3 @@ func TestParkedComesBackAsItWas(t *testing.T) {
 		}
 	}
 }
-
-// TestParkedReplay: what can be replayed is, and of the rest it is said why not.
-
-// TestParkedReplayGoesNotRound: what is parked again by the worker is not taken a second time.
-
-// newBroker reports whether it is RabbitMQ 4 or later.
-
-// TestParkedDrop: what is dropped is gone from the queue, and whole in the audit.
-
-// statuses counts the sagas.
-
-// TestParkedWithSagas: a worker parks commands of sagas, which then wait for somebody. When the
-
-// cause is cured a replay moves them on by itself; one that is dropped stays; and to replay
-
-// what is done changes nothing.
-
-// TestDropTellsTheSaga: of what the broker dead-lettered nobody has told the saga.
-
-// TestParkedReplayInterrupted: whatever ends a replay, and however often, no message is lost.
-
-// TestParkedMany: a list of many takes no memory for each body. The messages are 100 MB.

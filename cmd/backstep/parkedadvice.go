@@ -9,7 +9,7 @@ import (
 
 // ownFault are the reasons that lie in the message itself, whatever else is cured: what a lane
 // finds unfit, the content type, the body, and what is wrong with an order.
-var ownFault = regexp.MustCompile(`^(content_type |body |message_id of |x-request-id has |the (order|total|quantity) |total_cents |line [0-9]+ |[a-z_.]+ has more than )`)
+var ownFault = regexp.MustCompile(`^(content_type |body |message_id of |reply (does not decode|has status |to direction )|no x-saga-id header|x-request-id has |the (order|total|quantity) |total_cents |line [0-9]+ |[a-z_.]+ has more than |dead-lettered by the broker: rejected \(its body )`)
 
 // parkedAdvice says what is going on with a parked message and what can be done about it.
 func parkedAdvice(s *shownParked) []string {
@@ -23,14 +23,26 @@ func parkedAdvice(s *shownParked) []string {
 	}
 	replay := fmt.Sprintf("  backstep parked replay %s --queue %s --reason '…'", id, quote(s.Queue))
 	anew := fmt.Sprintf("  backstep parked show %s --body | backstep submit -", id)
-	inItself := s.Death != nil && s.Death.Reason == "rejected" || ownFault.MatchString(s.Reason)
+	inItself := ownFault.MatchString(s.Reason)
 	switch {
+	case s.Verdict == wouldReplay && inItself && unasked(&s.parked.Original):
+		say("The fault is in the message itself, so a replay cannot help. Whoever sent it has to send it anew, corrected and under a new id.")
+	case s.Verdict == wouldReplay && s.misnamed && s.Saga == "":
+		say("The fault is in the message itself, so a replay cannot help: there is no saga of the name it has. With the id of the right one:")
+		say("  backstep saga cancel ID --reason '…'")
+	case s.Verdict == wouldReplay && s.misnamed:
+		say("The fault is in the message itself, so a replay cannot help: it names its saga by the request that made the order. This does what it asks for:")
+		say("  backstep saga cancel %s --reason '…'", quote(s.SagaID))
 	case s.Verdict == wouldReplay && inItself && s.SagaID == "":
 		say("The fault is in the message itself, so a replay cannot help. Do it anew, under a new id, with a sed, jq or editor between these two " +
 			"that corrects it; an order that is one line of JSON:")
 		lines = append(lines, anew)
 	case s.Verdict == wouldReplay && inItself:
 		say("The fault is in the message itself, so a replay cannot help.")
+	case s.Verdict == wouldReplay && s.Death != nil && s.Death.Reason == "rejected":
+		say("Somebody may have rejected it by hand, in the management UI, and then it can go on. If a worker did, for text that its database refuses, "+
+			"it will again, and the message comes back here. Send it to queue %s again:", s.Queue)
+		lines = append(lines, replay)
 	case s.Verdict == wouldReplay:
 		say("Cure what is named above. Then send it to queue %s again:", s.Queue)
 		lines = append(lines, replay)
@@ -57,6 +69,9 @@ func parkedAdvice(s *shownParked) []string {
 func sagaLines(s *shownParked) []string {
 	if s.SagaID == "" {
 		return nil
+	}
+	if s.Saga == "" {
+		return []string{fmt.Sprintf("It says that it is for saga %s, which there is not, or not any more.", s.SagaID)}
 	}
 	return []string{"It belongs to a saga:", "  backstep saga show " + quote(s.SagaID)}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
@@ -8,6 +10,7 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"backstep/internal/handlers"
+	"backstep/internal/message"
 )
 
 // TestParkedExamples: what a worker really parks is what the examples of --help choose, and what
@@ -37,6 +40,16 @@ func TestParkedExamples(t *testing.T) {
 	if a := strings.Join(s.Advice, "\n"); s.Reason != unknown("odd") || !strings.Contains(a, "backstep parked replay odd --queue orders") {
 		t.Errorf("odd is parked for %q, and advised is\n%s", s.Reason, a)
 	}
+	// As "Reject requeue false" of the management UI does it.
+	broker.Publish(t, message.CommandsExchange, handlers.PaymentQueue, order("by-hand", "", "{}"))
+	broker.Manage(t, http.MethodPost, map[string]any{"count": 1, "ackmode": "reject_requeue_false", "encoding": "auto"}, nil, "queues", broker.Vhost, handlers.PaymentQueue, "get")
+	eventually(t, "it is dead-lettered", func() error {
+		if ready, _ := broker.Queue(t, "payment.parked"); ready != 1 {
+			return fmt.Errorf("%d are", ready)
+		}
+		return nil
+	})
+	o.run("", "parked", "show", "by-hand").want(exitOK, "rejected (a consumer did not want it back; why is not known here", "Send it to queue payment again:\n  backstep parked replay by-hand --queue payment")
 	flag := regexp.MustCompile(`--because '([^']*)'`)
 	for _, verb := range []string{"list", "replay", "drop"} {
 		found := flag.FindAllStringSubmatch(o.run("", "parked", verb, "--help").want(exitOK).stdout, -1)

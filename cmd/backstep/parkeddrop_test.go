@@ -15,6 +15,7 @@ import (
 	"backstep/internal/testenv"
 )
 
+// newBroker reports whether it is RabbitMQ 4 or later.
 func newBroker(t *testing.T, broker *testenv.Broker) bool {
 	t.Helper()
 	conn, err := amqp091.Dial(broker.URL)
@@ -29,7 +30,9 @@ func newBroker(t *testing.T, broker *testenv.Broker) bool {
 	return !strings.HasPrefix(version, "3.")
 }
 
+// TestParkedDrop: what is dropped is gone from the queue, and whole in the audit.
 func TestParkedDrop(t *testing.T) {
+	t.Parallel()
 	o, db, broker := lotOf(t)
 	size := 20 << 20
 	if newBroker(t, broker) {
@@ -46,7 +49,7 @@ func TestParkedDrop(t *testing.T) {
 			t.Errorf("the body from the %s has %d bytes, want %d", from, len(a.stdout), len(huge))
 		}
 	}
-	o.run("", "parked", "list").want(exitOK, "dead-lettered by the broker: rejected (a worker rejected it")
+	o.run("", "parked", "list").want(exitOK, "dead-lettered by the broker: rejected (its body has")
 	o.run("", "parked", "show", "huge").want(exitOK, "once, for rejected", fmt.Sprintf("payload, %d bytes", len(huge)), "backstep parked drop huge --queue orders")
 	var s shownParked
 	o.run("", "parked", "show", "huge", "--json").want(exitOK).decode(&s)
@@ -79,7 +82,9 @@ func TestParkedDrop(t *testing.T) {
 	}
 }
 
+// TestDropTellsTheSaga: of what the broker dead-lettered nobody has told the saga.
 func TestDropTellsTheSaga(t *testing.T) {
+	t.Parallel()
 	o, db, broker := lotOf(t)
 	execute(t, db, `INSERT INTO saga_instances (id, type, version, correlation_id, status, direction, current_step, attempt, command_id, payload)
 VALUES ('s', 'place-order', 1, 'c', 'RUNNING', 'execute', 1, 1, 'm', '{}')`)

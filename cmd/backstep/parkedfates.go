@@ -123,17 +123,13 @@ func (f *parkedFates) print(cmd *cobra.Command, asJSON bool, done string, dryRun
 	slices.SortStableFunc(f.list, func(a, b parkedFate) int {
 		return cmp.Compare(slices.Index(fates, a.Fate), slices.Index(fates, b.Fate))
 	})
-	for i, x := range f.list {
-		if i == maxFaults {
-			fmt.Fprintf(out, "and %s more; --json has all\n", plural(len(f.list)-i, "message"))
-			break
-		}
+	printFirst(out, f.list, "message", func(x *parkedFate) string {
 		from := ""
 		if x.Queue != "" {
 			from = "from " + printable(x.Queue) + ", "
 		}
-		fmt.Fprintf(out, "%smessage %s: %s: %s\n", from, printable(x.ID), words[x.Fate], printable(x.Detail))
-	}
+		return fmt.Sprintf("%smessage %s: %s: %s", from, printable(x.ID), words[x.Fate], printable(x.Detail))
+	})
 	fmt.Fprintf(out, "%s %s", plural(counts[fateReplayed]+counts[fateDropped], "message"), done)
 	if n := counts[fateDone]; n > 0 {
 		fmt.Fprintf(out, ", %d done already", n)

@@ -25,7 +25,7 @@ type parkedGroup struct {
 // words is the reason as a person reads it: that of one message needs no stand-ins.
 func (g *parkedGroup) words() string {
 	if g.Count == 1 {
-		return clipText(g.Said, maxGroupReason)
+		return g.Said
 	}
 	return g.Reason
 }

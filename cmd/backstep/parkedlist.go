@@ -92,7 +92,7 @@ func printParkedGroups(cmd *cobra.Command, groups []*parkedGroup, looks []look, 
 		return nil
 	}
 	t := newTable("queue", "messages", "reason", "type", "oldest", "newest", "for example")
-	t.SetColumnConfigs([]table.ColumnConfig{wrapAt("reason", 60), wrapAt("type", 30), wrapAt("for example", 40)})
+	t.SetColumnConfigs([]table.ColumnConfig{wrapAt("type", 30), wrapAt("for example", 40)})
 	total := 0
 	for _, g := range groups {
 		total += g.Count
@@ -100,7 +100,7 @@ func printParkedGroups(cmd *cobra.Command, groups []*parkedGroup, looks []look, 
 		if len(g.Types) == maxGroupTypes {
 			types += ", …"
 		}
-		t.AppendRow([]any{printable(g.Queue), g.Count, printable(g.words()), printable(types), clock(g.Oldest), clock(g.Newest), printable(g.Example)})
+		t.AppendRow([]any{printable(g.Queue), g.Count, reasonCell(g.words()), printable(types), clock(g.Oldest), clock(g.Newest), printable(g.Example)})
 	}
 	render(cmd.OutOrStdout(), t)
 	fmt.Fprintf(cmd.OutOrStdout(), "\n%s; backstep parked show ID says more of one\n", plural(total, "message"))

@@ -17,7 +17,9 @@ import (
 	"backstep/internal/message"
 )
 
+// TestParkedList: the messages are counted by what they have in common, and are then as before.
 func TestParkedList(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	o.run("", "parked", "list").want(exitOK, "no messages are parked")
 	now := time.Now()
@@ -104,6 +106,7 @@ func unknown(typ string) string {
 
 // TestParkedListMissingQueue: a queue that is missing hides no other.
 func TestParkedListMissingQueue(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	broker.Publish(t, message.ParkedExchange, handlers.ShippingQueue, parkedCopy("s", "t", "r", time.Now()))
 	broker.DeleteQueue(t, "inventory.parked")
@@ -141,6 +144,7 @@ func TestAlike(t *testing.T) {
 
 // TestParkedMany: a list of many takes no memory for each body. The messages are 100 MB.
 func TestParkedMany(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	const total, size = 10_000, 10_000
 	m := parkedCopy("m", "t", "r 17", time.Now())

@@ -46,6 +46,7 @@ func hold(t *testing.T, broker *testenv.Broker, queue string, most, n int) (letG
 
 // TestParkedInHand: who does not see all messages, because others have some, says so.
 func TestParkedInHand(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	for i := range 5 {
 		broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy(fmt.Sprint("m-", i), "t", "r", time.Now()))
@@ -76,6 +77,7 @@ func TestParkedInHand(t *testing.T) {
 // TestParkedMaxIsNoAlarm: a run that has done as many as it may blames nobody for the rest, and says
 // nothing of queues that it has not looked at.
 func TestParkedMaxIsNoAlarm(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	for i := range 8 {
 		broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy(fmt.Sprint("m-", i), "t", "r", time.Now()))
@@ -101,6 +103,7 @@ func TestParkedMaxIsNoAlarm(t *testing.T) {
 
 // TestParkedNothingMatches: a filter that no message fits is not the same as nothing to do.
 func TestParkedNothingMatches(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	broker.Publish(t, message.ParkedExchange, handlers.OrdersQueue, parkedCopy("m", "t", "r", time.Now()))
 	for _, verb := range []string{"replay", "drop"} {
@@ -114,6 +117,7 @@ func TestParkedNothingMatches(t *testing.T) {
 // TestParkedTakenMeanwhile: a replay does not end well whose messages somebody else has taken in hand
 // since it began.
 func TestParkedTakenMeanwhile(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	const total = 40
 	for i := range total {

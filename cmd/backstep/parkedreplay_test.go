@@ -15,7 +15,9 @@ import (
 	"backstep/internal/message"
 )
 
+// TestParkedReplay: what can be replayed is, and of the rest it is said why not.
 func TestParkedReplay(t *testing.T) {
+	t.Parallel()
 	o, db, broker := lotOf(t)
 	now := time.Now()
 	old := parkedCopy("old", "t", "r", now)
@@ -103,7 +105,9 @@ func TestParkedReplay(t *testing.T) {
 	}
 }
 
+// TestParkedReplayGoesNotRound: what is parked again by the worker is not taken a second time.
 func TestParkedReplayGoesNotRound(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	o.start("worker")
 	o.start("relay").says("connected to the broker")
@@ -128,7 +132,9 @@ func TestParkedReplayGoesNotRound(t *testing.T) {
 	}
 }
 
+// TestParkedReplayInterrupted: whatever ends a replay, and however often, no message is lost.
 func TestParkedReplayInterrupted(t *testing.T) {
+	t.Parallel()
 	o, _, broker := lotOf(t)
 	const total = 120
 	want := map[string]bool{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,8 +35,9 @@ type shownParked struct {
 	Actions   []inbox.ParkedAction `json:"actions"`
 	Advice    []string             `json:"advice"` // what is going on and what can be done, in words
 
-	parked inbox.Parked
-	now    time.Time
+	misnamed bool // a wish to cancel, and there is no saga of the id it has
+	parked   inbox.Parked
+	now      time.Time
 }
 
 // maxCopies is how many messages of one id are shown, and maxShownBody how large a body is in
@@ -167,6 +169,10 @@ func (l *parkedLot) shown(ctx context.Context, p inbox.Parked, removed bool) (sh
 		return s, err
 	}
 	d, found, err := j.sagaOf(ctx, &p)
+	if err == nil && !found && m.Type == saga.CancelType {
+		s.misnamed = true
+		d, found, err = j.sagaOfRequest(ctx, cmp.Or(s.SagaID, correlationIn(m.Body)))
+	}
 	if err == nil && !found && m.RequestID() != "" {
 		d, found, err = j.sagaOfRequest(ctx, m.RequestID())
 	}
@@ -178,6 +184,15 @@ func (l *parkedLot) shown(ctx context.Context, p inbox.Parked, removed bool) (sh
 	}
 	s.Advice = parkedAdvice(&s)
 	return s, nil
+}
+
+// correlationIn returns what a wish to cancel calls its saga.
+func correlationIn(body []byte) string {
+	var b struct {
+		CorrelationID string `json:"correlation_id"`
+	}
+	_ = json.Unmarshal(body, &b) // what does not decode names none
+	return b.CorrelationID
 }
 
 func (s *shownParked) print(out io.Writer) {
@@ -208,7 +223,7 @@ func (s *shownParked) print(out io.Writer) {
 		field("processed", "no")
 	}
 	if s.SagaID != "" {
-		field("saga", s.SagaID+prefixed(", ", string(s.Saga))+map[bool]string{true: ", awaits it"}[s.Awaited])
+		field("saga", s.SagaID+", "+cmp.Or(string(s.Saga), "which there is not")+map[bool]string{true: ", awaits it"}[s.Awaited])
 	}
 	field("trace id", s.TraceID)
 	_ = w.Flush() // as for all that is printed: nobody is left to tell

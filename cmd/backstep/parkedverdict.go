@@ -53,7 +53,9 @@ func (j *parkedJudge) verdict(ctx context.Context, p *inbox.Parked) (v verdict, 
 	switch {
 	case err != nil:
 		return "", "", err
-	case found && d.CommandID != m.MessageID:
+	case found && m.Type == saga.CancelType && (d.Status == saga.Completed || d.Status == saga.Compensated):
+		return wouldRepeat, fmt.Sprintf("its saga %s has ended, as %s: nothing is left to cancel", d.ID, d.Status), nil
+	case found && !unasked(m) && d.CommandID != m.MessageID:
 		return wouldRepeat, fmt.Sprintf("its saga %s is %s and does not await it", d.ID, d.Status), nil
 	}
 	made := m.Time()
@@ -67,17 +69,22 @@ func (j *parkedJudge) verdict(ctx context.Context, p *inbox.Parked) (v verdict, 
 	return wouldReplay, "", nil
 }
 
-// sagaOf returns the saga whose command p is.
+// unasked reports whether no saga awaits a message under its id, so that only the engine can say
+// what it comes to: a wish to cancel, or a reply, which is also kept if it is late.
+func unasked(m *message.Message) bool {
+	return m.Type == saga.CancelType || m.Type == saga.ReplyType
+}
+
+// sagaOf returns the saga that p is for.
 func (j *parkedJudge) sagaOf(ctx context.Context, p *inbox.Parked) (d saga.Detail, found bool, err error) {
-	id := p.Original.Headers.String(message.HeaderSagaID)
-	if id == "" {
-		return d, false, nil
+	id, err := saga.IDOf(ctx, j.db, &p.Original)
+	if err == nil && id != "" {
+		d, err = saga.Get(ctx, j.db, id)
 	}
-	d, err = saga.Get(ctx, j.db, id)
 	if errors.Is(err, saga.ErrNotFound) {
 		return d, false, nil
 	}
-	return d, err == nil, err
+	return d, err == nil && id != "", err
 }
 
 // sagaOfRequest returns the saga of the order that a request made.

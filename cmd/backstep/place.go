@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"database/sql"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"time"
@@ -49,11 +46,11 @@ func (p *place) make(ctx context.Context) error {
 	if err != nil {
 		return errors.New("the broker's address is not a URL") // err would quote the password
 	}
-	if err := p.manage(ctx, http.MethodPut, nil, nil, "vhosts", p.name); err != nil {
+	if err := p.servers.Manage(ctx, http.MethodPut, nil, nil, "vhosts", p.name); err != nil {
 		return fmt.Errorf("create virtual host %s: %w; the user in BACKSTEP_AMQP_URL needs the administrator tag", p.name, err)
 	}
 	all := map[string]string{"configure": ".*", "write": ".*", "read": ".*"}
-	if err := p.manage(ctx, http.MethodPut, all, nil, "permissions", p.name, u.User.Username()); err != nil {
+	if err := p.servers.Manage(ctx, http.MethodPut, all, nil, "permissions", p.name, u.User.Username()); err != nil {
 		return fmt.Errorf("permit %s on virtual host %s: %w", u.User.Username(), p.name, err)
 	}
 	return nil
@@ -69,7 +66,7 @@ func (p *place) remove(vhost, database bool) error {
 	defer cancel()
 	var errs []error
 	if vhost {
-		if err := p.manage(ctx, http.MethodDelete, nil, nil, "vhosts", p.name); err != nil {
+		if err := p.servers.Manage(ctx, http.MethodDelete, nil, nil, "vhosts", p.name); err != nil {
 			errs = append(errs, fmt.Errorf("delete virtual host %s: %w", p.name, err))
 		}
 	}
@@ -100,46 +97,8 @@ func (p *place) versions(ctx context.Context, db *sql.DB) (mysql, rabbit string,
 	var overview struct {
 		Version string `json:"rabbitmq_version"`
 	}
-	if err := p.manage(ctx, http.MethodGet, nil, &overview, "overview"); err != nil {
+	if err := p.servers.Manage(ctx, http.MethodGet, nil, &overview, "overview"); err != nil {
 		return "", "", fmt.Errorf("ask RabbitMQ for its version: %w", err)
 	}
 	return mysql, overview.Version, nil
-}
-
-// manage calls the management API and decodes its answer, unless that is nil; that something
-// to delete is not there is as good.
-func (p *place) manage(ctx context.Context, method string, body, answer any, segments ...string) error {
-	u, err := url.Parse(p.servers.ManagementURL())
-	if err != nil {
-		return errors.New("the management API's address is not a URL")
-	}
-	path := "api"
-	for _, s := range segments {
-		path += "/" + url.PathEscape(s)
-	}
-	var in bytes.Buffer
-	if body != nil {
-		if err := json.NewEncoder(&in).Encode(body); err != nil {
-			return err
-		}
-	}
-	req, err := http.NewRequestWithContext(ctx, method, u.JoinPath(path).String(), &in)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Close = true // a few calls, then nothing
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close() //nolint:errcheck // it was only read
-	if resp.StatusCode >= http.StatusBadRequest && (method != http.MethodDelete || resp.StatusCode != http.StatusNotFound) {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // half an explanation is better than none
-		return fmt.Errorf("management API answered %s: %s", resp.Status, bytes.TrimSpace(text))
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.NewDecoder(resp.Body).Decode(answer)
 }

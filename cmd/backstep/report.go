@@ -40,6 +40,12 @@ func (d *demo) printResult(r *result) {
 		}
 		fmt.Fprintf(d.out, "request %s, order %s: expected %s, is %s\n", diff.RequestID, diff.OrderID, diff.Expected, diff.Actual)
 	}
+	for _, fault := range r.LedgerFaults[:min(perRule, len(r.LedgerFaults))] {
+		fmt.Fprintln(d.out, "payment gateway:", fault)
+	}
+	if d.gateway && len(r.LedgerFaults) == 0 {
+		fmt.Fprintln(d.out, "payment gateway: every order that is confirmed was charged once, every other is not charged or refunded")
+	}
 	w := columns(d.out)
 	fmt.Fprintf(w, "\nsagas per second\t%.0f\n", r.SagasPerSecond)
 	fmt.Fprintf(w, "from submit to end\tp50 %.0f ms, p99 %.0f ms\n", r.P50, r.P99)
@@ -60,16 +66,25 @@ func (d *demo) whereToLook(r *result, p *place) {
 		u.User = nil
 		d.say("management UI   %s  user %s, password %s, virtual host %s", u, p.managementUser(), password, p.name)
 	}
+	if d.pay != nil {
+		d.say("payment gateway %s/ledger", d.pay.url)
+	}
 	d.say("logs            %s", d.logs)
 	d.say("a saga          %s", r.Sample)
 	d.say("\nto look at it, in another terminal:\n")
 	d.say("  export BACKSTEP_MYSQL_DSN='%s'", p.config.MySQL.DSN)
 	d.say("  export BACKSTEP_AMQP_URL='%s'", p.config.AMQP.URL)
 	d.say("  export BACKSTEP_AMQP_MANAGEMENT_URL='%s'", p.config.AMQP.ManagementURL)
+	if d.pay != nil {
+		d.say("  export BACKSTEP_PAYMENT_URL='%s'", d.pay.url)
+	}
 	d.say("  bin/backstep saga list --status COMPENSATED")
 	d.say("  bin/backstep saga show %s", r.Sample)
 	d.say("  bin/backstep submit --count 10")
 	d.say("  bin/backstep verify --wait 30s\n")
+	if d.pay != nil {
+		d.howToBreak()
+	}
 }
 
 func (p *place) managementUser() string {

@@ -31,6 +31,8 @@ type result struct {
 	Duplicates     int64   `json:"duplicates"`         // that workers were delivered and dropped
 	Conflicts      int64   `json:"conflicts"`          // deadlocks and lock waits: batches run again
 
+	LedgerFaults []string `json:"ledger_faults,omitempty"` // --gateway: where the gateway's ledger and the orders differ
+
 	Verify *findings `json:"verify"`
 	Sample string    `json:"sample_saga"` // one that was undone, if there is one
 }
@@ -73,9 +75,8 @@ func nameOf(o handlers.Outcome) string {
 	return strings.TrimSuffix(o.Status+", "+o.Reason, ", ")
 }
 
-// outcomes compares what became of each order with what should have.
-func (t *trial) outcomes(ctx context.Context, orders []order, r *result) error {
-	byRequest := map[string]handlers.Outcome{}
+// eachOutcome calls f with what became of each order.
+func (t *trial) eachOutcome(ctx context.Context, f func(handlers.Outcome)) error {
 	for after := ""; ; {
 		list, err := handlers.Outcomes(ctx, t.db, after, page)
 		if err != nil {
@@ -83,11 +84,19 @@ func (t *trial) outcomes(ctx context.Context, orders []order, r *result) error {
 		}
 		for _, o := range list {
 			after = o.OrderID
-			byRequest[o.RequestID] = o
+			f(o)
 		}
 		if len(list) < page {
-			break
+			return nil
 		}
+	}
+}
+
+// outcomes compares what became of each order with what should have.
+func (t *trial) outcomes(ctx context.Context, orders []order, r *result) error {
+	byRequest := map[string]handlers.Outcome{}
+	if err := t.eachOutcome(ctx, func(o handlers.Outcome) { byRequest[o.RequestID] = o }); err != nil {
+		return err
 	}
 	want, got := map[string]int{}, map[string]int{}
 	byOrder := make(map[string]*order, len(orders))
@@ -128,7 +137,7 @@ func (t *trial) latency(ctx context.Context, byOrder map[string]*order, r *resul
 	if err != nil {
 		return err
 	}
-	sagas, err := saga.List(ctx, t.db, saga.Filter{Type: handlers.PlaceOrder.Type, Limit: len(byOrder) + 1})
+	sagas, _, err := saga.List(ctx, t.db, saga.Filter{Type: handlers.PlaceOrder.Type, Limit: len(byOrder) + 1})
 	if err != nil {
 		return err
 	}

@@ -35,8 +35,10 @@ standard input; what goes into it is in docs/messages.md. If a line is not JSON 
 submitted. With --count orders are generated instead: the same numbers, --seed and --skus give
 the same orders.
 
-It prints the message id of each confirmed order; that is also the order's request id. It exits
-with 1 if any was not confirmed, and names the lines.`,
+It prints the message id of each confirmed order; that is also the order's request id, by which
+backstep saga show and cancel find its saga. Who cancels by a message (saga.cancel) needs the id
+of the saga or the order, which are made later: the event order.created has both beside the
+request_id. It exits with 1 if any was not confirmed, and names the lines.`,
 		Example: `  backstep submit orders.jsonl
   jq -c '.orders[]' export.json | backstep submit - --json
   backstep submit --count 200 --no-stock 13 --decline 13 --refuse 14 --stock 1000000`,

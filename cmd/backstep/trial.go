@@ -39,7 +39,7 @@ func (t *trial) check(ctx context.Context, orders []order) (*result, error) {
 		return nil, err
 	}
 	r := &result{Orders: t.orders, Relays: t.relays, Workers: t.workers, Differences: []difference{}}
-	for _, find := range []func(context.Context, []order, *result) error{t.outcomes, t.counts} {
+	for _, find := range []func(context.Context, []order, *result) error{t.outcomes, t.counts, t.ledger} {
 		if err := find(ctx, orders, r); err != nil {
 			return nil, err
 		}
@@ -48,7 +48,7 @@ func (t *trial) check(ctx context.Context, orders []order) (*result, error) {
 	if r.Verify, err = v.verify(ctx); err != nil {
 		return nil, err
 	}
-	r.OK = r.Verify.OK && len(r.Differences) == 0
+	r.OK = r.Verify.OK && len(r.Differences)+len(r.LedgerFaults) == 0
 	return r, nil
 }
 

@@ -32,11 +32,29 @@ func TestUsage(t *testing.T) {
 		{"sagas", exitUsage, `unknown command "sagas" for backstep; did you mean saga?`},
 		{"saga", exitUsage, "Usage:"},
 		{"saga bogus", exitUsage, `unknown command "bogus" for backstep saga`},
-		{"saga show", exitUsage, "accepts 1 arg"},
+		{"saga show", exitUsage, "accepts 1 arg(s), received 0: name a saga, by its id or that of the request"},
+		{"saga show 1 --interval 1s", exitUsage, "--interval is for --watch"},
+		{"saga retry --status COMPLETED --reason x", exitUsage, "--status COMPLETED: there is nothing to retry"},
+		{"saga resolve --status running --as completed --reason x", exitUsage, "--status RUNNING: there is nothing to resolve"},
+		{"saga list --type nope", exitUsage, `no definition here has the type "nope"; they are: reserve-stock`},
+		{"saga resolve --help", exitOK, "do it in a transaction that is rolled back, and say what it did\n"},
+		{"saga skip --help", exitOK, "do it, and the step that comes next, in a transaction that is rolled back; call nobody\n"},
+		{"saga skip --help", exitOK, "--step says what to leave out and chooses no saga"},
 		{"saga list --bogus", exitUsage, "backstep saga list --help"},
 		{"saga list --status LOST", exitUsage, "RUNNING, COMPLETED"},
 		{"saga list --limit 0", exitUsage, "--limit"},
 		{"saga list", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
+		{"saga list --step bogus", exitUsage, "reserve-stock, charge-payment, create-shipment of place-order 1"},
+		{"saga list --watch --interval 0s", exitUsage, "--interval"},
+		{"saga retry --reason x", exitUsage, "retry needs ids, flags that choose sagas, or --all"},
+		{"saga retry 1 --status RUNNING --reason x", exitUsage, "not both"},
+		{"saga retry 1", exitUsage, "--reason is needed"},
+		{"saga retry 1 --reason x --rate 0", exitUsage, "--rate"},
+		{"saga retry 1 --reason x --max-failures -1", exitUsage, "--max-failures"},
+		{"saga skip 1 --reason x", exitUsage, "--step is needed"},
+		{"saga skip --step charge-payment --reason x", exitUsage, "skip needs ids, flags that choose sagas, or --all: --step names the step to leave out, and chooses no saga"},
+		{"saga resolve 1 --as done --reason x", exitUsage, "say completed or compensated"},
+		{"saga resolve 1 --as completed --reason x", exitUsage, "BACKSTEP_MYSQL_DSN is not set"},
 		{"outbox", exitUsage, "Usage:"},
 		{"outbox bogus", exitUsage, `unknown command "bogus" for backstep outbox`},
 		{"outbox list --status LOST", exitUsage, "PENDING, PARKED, PUBLISHED"},
@@ -116,7 +134,8 @@ func TestUsage(t *testing.T) {
 			a.want(tt.code, tt.says)
 		})
 	}
-	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "verify", "demo",
+	for _, args := range []string{"migrate up", "migrate status", "topology apply", "submit", "saga list", "saga show", "saga versions",
+		"saga retry", "saga skip", "saga cancel", "saga compensate", "saga resolve", "verify", "demo",
 		"bench relay", "bench latency", "bench schedule", "bench saga",
 		"outbox relays", "outbox stats", "outbox list", "outbox show", "outbox requeue", "outbox drop", "outbox republish",
 		"parked list", "parked show", "parked replay", "parked drop"} {
@@ -137,6 +156,7 @@ func TestVariables(t *testing.T) {
 }
 
 func TestServersThatCannotBeReached(t *testing.T) {
+	t.Parallel()
 	o := newOperator(t, "BACKSTEP_MYSQL_DSN=app:s3cret@tcp(127.0.0.1:1)/backstep", "BACKSTEP_AMQP_URL=amqp://app:s3cret@127.0.0.1:1/")
 	for _, args := range []string{"saga list", "topology apply"} {
 		a := o.run("", strings.Fields(args)...).want(exitFailed, "127.0.0.1:1", "is it running")
@@ -150,6 +170,7 @@ func TestServersThatCannotBeReached(t *testing.T) {
 
 // TestVerbs goes through the life of a deployment.
 func TestVerbs(t *testing.T) {
+	t.Parallel()
 	broker, dsn := testenv.Vhost(t), testenv.Database(t)
 	o := newOperator(t, "BACKSTEP_MYSQL_DSN="+dsn, "BACKSTEP_AMQP_URL="+broker.URL, "BACKSTEP_AMQP_MANAGEMENT_URL="+broker.ManagementURL)
 

@@ -11,7 +11,6 @@ import (
 
 	"backstep/internal/amqp"
 	"backstep/internal/handlers"
-	"backstep/internal/inbox"
 	"backstep/internal/outbox"
 	"backstep/internal/saga"
 	"backstep/internal/sqltx"
@@ -42,56 +41,6 @@ func (v verifier) verify(ctx context.Context) (*findings, error) {
 	}
 	f.OK = len(f.Violations) == 0
 	return f, nil
-}
-
-// page is how many published messages are compared with the inbox at a time.
-const page = sqltx.MaxIn
-
-// processed looks for what was published and neither processed nor parked.
-func (v verifier) processed(ctx context.Context, f *findings) error {
-	for after := uint64(0); ; {
-		published, err := outbox.PublishedCommands(ctx, v.db, after, v.retention, page)
-		if err != nil {
-			return err
-		}
-		byQueue := map[string][]string{}
-		for _, p := range published {
-			after = p.RowID
-			if slices.Contains(handlers.Queues, p.Queue) { // another's queue has another's inbox
-				byQueue[p.Queue] = append(byQueue[p.Queue], p.MessageID)
-				f.Checked.Messages++
-			}
-		}
-		for queue, ids := range byQueue {
-			if err := v.missing(ctx, f, queue, ids); err != nil {
-				return err
-			}
-		}
-		if len(published) < page {
-			return nil
-		}
-	}
-}
-
-func (v verifier) missing(ctx context.Context, f *findings, queue string, ids []string) error {
-	seen, err := inbox.Recorded(ctx, v.db, queue, ids)
-	if err != nil {
-		return err
-	}
-	ids = slices.DeleteFunc(ids, func(id string) bool { return seen[id] })
-	parked, err := outbox.ParkedCopies(ctx, v.db, queue, ids)
-	if err != nil {
-		return err
-	}
-	for _, id := range ids {
-		if !parked[id] {
-			f.Violations = append(f.Violations, sqltx.Violation{
-				Rule: "what was published was processed or parked", Subject: strings.ToValidUTF8(id, "\uFFFD"),
-				Detail: fmt.Sprintf("published to %s and not in its inbox; if the broker dead-lettered it, it is in %[1]s.parked", queue),
-			})
-		}
-	}
-	return nil
 }
 
 // queues looks for messages that no consumer has taken.

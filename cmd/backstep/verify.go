@@ -16,8 +16,9 @@ func newVerify() *cobra.Command {
 		Long: `Checks, on the database in BACKSTEP_MYSQL_DSN and the broker in BACKSTEP_AMQP_URL, at a moment of
 rest: stock is conserved; confirmed orders are charged once and shipped; cancelled ones hold
 nothing; every saga has ended; outbox and queues are empty; each message that was published to a
-queue of ours, within BACKSTEP_INBOX_RETENTION, was processed or parked. What is parked, and sagas
-that need somebody, are shown and are no violation.`,
+queue of ours, within BACKSTEP_INBOX_RETENTION, was processed or parked, or counts no more: somebody,
+or a deadline, has moved its saga past it. What is parked, and sagas that need somebody, are shown and are no
+violation.`,
 		Example: `  backstep verify
   backstep verify --wait 30s          # first wait until nothing is in flight
   backstep verify --json | jq .violations`,

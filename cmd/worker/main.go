@@ -17,6 +17,7 @@ import (
 	"backstep/internal/app"
 	"backstep/internal/handlers"
 	"backstep/internal/inbox"
+	"backstep/internal/saga"
 	"backstep/internal/sqltx"
 )
 
@@ -39,7 +40,13 @@ type config struct {
 	Prefetch int           `example:"256" range:"1 to 1000" desc:"messages that the broker may have sent to each consumer ahead of their acks, at least BACKSTEP_BATCH; twice that if it is not set"`
 	MaxHold  time.Duration `split_words:"true" default:"10m" range:"1s to 24h" desc:"how long deliveries are held while the database is away, before they go back to the broker; well below its consumer time-out (30m)"`
 	MaxBody  int           `split_words:"true" default:"262144" range:"262144 to 4194304" desc:"bytes; larger messages are parked"`
-	Inbox    struct {
+	Rescue   struct {
+		After time.Duration `default:"1m" range:"1s to 24h" desc:"by how much later messages have been delivered, or for how long a queue has been empty, before a saga's command that was published earlier counts as lost and is emitted again"`
+	}
+	Payment struct {
+		URL string `example:"http://payments:8080" desc:"payment gateway at which orders are charged; if it is not set, a payment is only recorded"`
+	}
+	Inbox struct {
 		Retention time.Duration `default:"336h" range:"1h to 8760h" desc:"how long duplicates are known, longer than any message waits before it is replayed; older ones are parked"`
 	}
 }
@@ -55,6 +62,11 @@ func (c *config) Validate() error {
 		c.Prefetch = 2 * c.Batch
 	case c.Prefetch < c.Batch:
 		errs = append(errs, fmt.Errorf("BACKSTEP_PREFETCH is %d, less than BACKSTEP_BATCH, %d: no batch would ever be full; raise the one or lower the other", c.Prefetch, c.Batch))
+	}
+	if c.Payment.URL != "" {
+		if _, err := handlers.NewGateway(c.Payment.URL); err != nil {
+			errs = append(errs, fmt.Errorf("BACKSTEP_PAYMENT_URL is %s; %w", app.Quote(c.Payment.URL), err))
+		}
 	}
 	known := "the queues are " + strings.Join(handlers.Queues, ", ")
 	for i, q := range c.Queues {
@@ -78,7 +90,7 @@ func main() {
 func run(ctx context.Context, cfg config) error {
 	log := app.Log(cfg.Service, "worker")
 	lanes := len(cfg.Queues) * cfg.Lanes
-	dbConfig := sqltx.Config{MaxOpen: lanes + 4, ProgramName: "backstep-worker", AllowUntested: cfg.AllowUntestedServer}
+	dbConfig := sqltx.Config{MaxOpen: lanes + 6, ProgramName: "backstep-worker", AllowUntested: cfg.AllowUntestedServer}
 	db, err := sqltx.Open(cfg.MySQL.DSN, dbConfig)
 	if err != nil {
 		return fmt.Errorf("BACKSTEP_MYSQL_DSN: %w", err)
@@ -104,9 +116,23 @@ func run(ctx context.Context, cfg config) error {
 		return fmt.Errorf("host name: %w", err)
 	}
 	source := consumer{amqp.NewConsumer(client, "backstep@"+host)}
-	engine := handlers.NewEngine(log)
+	var gateway *handlers.Gateway
+	if cfg.Payment.URL != "" {
+		if gateway, err = handlers.NewGateway(cfg.Payment.URL); err != nil {
+			return fmt.Errorf("BACKSTEP_PAYMENT_URL: %w", err)
+		}
+	}
+	engine := handlers.NewEngineWithGateway(log, gateway)
+	if err := engine.Takes(cfg.Inbox.Retention); err != nil {
+		return fmt.Errorf("BACKSTEP_INBOX_RETENTION: %w", err)
+	}
 	mux := &inbox.Mux{
-		Types: map[string]inbox.Handler{handlers.OrderCreateType: handlers.NewOrderCreate(log)},
+		Types: map[string]inbox.Handler{
+			handlers.OrderCreateType: handlers.NewOrderCreate(log),
+			// Also without an x-saga-id header: a wish to cancel may name its saga otherwise, and
+			// only the engine knows what is wrong with one that does not.
+			saga.CancelType: engine, saga.ReplyType: engine,
+		},
 		Sagas: engine,
 	}
 
@@ -136,19 +162,32 @@ func run(ctx context.Context, cfg config) error {
 		}
 		log.Info("worker started", "queues", cfg.Queues, "lanes_per_queue", cfg.Lanes,
 			"database", sqltx.Address(cfg.MySQL.DSN), "version", app.Version())
+		standing := map[string]func() saga.Standing{}
 		var lanesDone errgroup.Group
 		for _, queue := range cfg.Queues {
+			progress := &inbox.Progress{} // of all lanes of the queue
+			standing[queue] = func() saga.Standing { return saga.Standing(progress.Standing()) }
 			for range cfg.Lanes {
 				lane := inbox.NewLane(db, source, inbox.Config{
 					Queue: queue, Handler: mux, Batch: cfg.Batch, Prefetch: cfg.Prefetch, MaxBody: cfg.MaxBody, Retention: cfg.Inbox.Retention,
 					MaxHold: cfg.MaxHold,
-					Parked:  engine.CommandParked, Committed: bell.Ring, Log: log,
+					Parked:  engine.CommandParked, Committed: bell.Ring, Progress: progress, Log: log,
 				}, &stats)
 				lanesDone.Go(func() error { return lane.Run(ctx) })
 			}
 		}
+		keeper := saga.NewKeeper(engine, db, saga.KeeperConfig{
+			Queues: standing, Ready: client.Ready, Committed: bell.Ring, RescueAfter: cfg.Rescue.After, Log: log,
+		})
 		defer log.Info("worker stopped")
-		return lanesDone.Wait()
+		// As long as lanes have something in hand.
+		keeping, enough := context.WithCancel(context.WithoutCancel(ctx))
+		defer enough()
+		var kept errgroup.Group
+		kept.Go(func() error { return keeper.Run(keeping) })
+		err := lanesDone.Wait()
+		enough()
+		return errors.Join(err, kept.Wait())
 	})
 	return g.Wait()
 }

@@ -106,6 +106,15 @@ func newPublisher(t testing.TB, c *Client, cfg PublisherConfig) *Publisher {
 	return p
 }
 
+// ordersPublisher returns a publisher to a broker of its own that has the topology with a queue "orders".
+func ordersPublisher(t testing.TB, cfg PublisherConfig) (*testenv.Broker, *Client, *Publisher) {
+	t.Helper()
+	b := testenv.Vhost(t)
+	c := start(t, Config{URL: b.URL})
+	declare(t, c, "orders")
+	return b, c, newPublisher(t, c, cfg)
+}
+
 // command returns a mandatory message to a queue.
 func command(queue string) *message.Message {
 	return &message.Message{
@@ -156,6 +165,13 @@ func publish(t testing.TB, c *ConfirmChannel, msgs ...*message.Message) {
 			t.Fatalf("publish message %d: %v", i, err)
 		}
 	}
+}
+
+// result publishes a message and returns what became of it.
+func result(t testing.TB, c *ConfirmChannel, m *message.Message) message.Result {
+	t.Helper()
+	publish(t, c, m)
+	return results(t, c, 1)[0]
 }
 
 // fill publishes n numbered messages to a queue and waits until they are in it.

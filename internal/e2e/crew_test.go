@@ -242,17 +242,13 @@ func (c *crew) kill() (n int) {
 	c.t.Helper()
 	cfg, err := mysql.ParseDSN(c.dsn)
 	c.must(err)
-	rows, err := c.db.QueryContext(c.t.Context(), `SELECT id FROM information_schema.processlist WHERE user = ?`, cfg.User)
+	ids, err := testenv.Processes(c.t.Context(), c.db, `user = ?`, cfg.User)
 	c.must(err)
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		c.must(rows.Scan(&id))
+	for _, id := range ids {
 		if _, err := c.db.ExecContext(c.t.Context(), fmt.Sprintf("KILL %d", id)); err == nil {
 			n++ // an error means that it has gone meanwhile
 		}
 	}
-	c.must(rows.Err())
 	return n
 }
 
@@ -295,5 +291,5 @@ func (p *proc) rss() int {
 }
 
 func (e expectation) plus(o expectation) expectation {
-	return expectation{e.confirmed + o.confirmed, e.noStock + o.noStock, e.declined + o.declined, e.refused + o.refused}
+	return expectation{e.confirmed + o.confirmed, e.noStock + o.noStock, e.declined + o.declined, e.refused + o.refused, e.cancelled + o.cancelled}
 }

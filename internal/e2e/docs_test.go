@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"backstep/internal/handlers"
+	"backstep/internal/saga"
 )
 
 // What docs/messages.md shows works as it stands there: the order typed into the management
@@ -34,6 +36,28 @@ func TestExamplesOfTheDocs(t *testing.T) {
 	}
 	w.rest(3, 60*time.Second)
 	w.verify(expectation{confirmed: 3})
+
+	// The order's saga is named in both ways. It comes too late: what is looked at is that it arrives.
+	var id, order string
+	if err := w.db.QueryRowContext(t.Context(), `SELECT id, correlation_id FROM saga_instances LIMIT 1`).Scan(&id, &order); err != nil {
+		t.Fatal(err)
+	}
+	_, wishes, _ := strings.Cut(string(doc), "\n## saga.cancel\n")
+	byID := example(t, wishes, "json")
+	_, rest, _ := strings.Cut(wishes, byID)
+	byName := strings.Replace(example(t, rest, "json"), "0194f1a4-5c00-7000-8000-000000000001", order, 1)
+	w.publishForm(typed{Payload: byID, Encoding: "string", RoutingKey: handlers.PaymentQueue, Properties: map[string]any{
+		"message_id": "wish 1", "type": saga.CancelType, "headers": map[string]any{"x-saga-id": id},
+	}})
+	w.publishForm(typed{Payload: byName, Encoding: "string", RoutingKey: handlers.OrdersQueue, Properties: map[string]any{
+		"message_id": "wish 2", "type": saga.CancelType,
+	}})
+	w.eventually(60*time.Second, "both wishes are known", func() error {
+		if n := w.count(`SELECT COUNT(*) FROM saga_actions WHERE saga_id = ? AND action = 'cancel refused'`, []byte(id)); n != 2 {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
 }
 
 // example returns the first block of a language in a document.

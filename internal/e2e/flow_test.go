@@ -71,7 +71,7 @@ func newFlow(w *wheel, ttl time.Duration) *flow {
 			}
 		})
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(w.t.Context())
 	for n := range flowWriters {
 		writers.Go(func() { f.write(ctx, n) })
 	}

@@ -69,8 +69,8 @@ func (w *wheel) consumers(host string) (shown []string) {
 		Name string
 		Own  string `json:"user_provided_name"`
 	}
-	w.manage(http.MethodGet, nil, &connections, "vhosts", w.broker.Vhost, "connections")
-	w.manage(http.MethodGet, nil, &consumers, "consumers", w.broker.Vhost)
+	w.broker.Manage(w.t, http.MethodGet, nil, &connections, "vhosts", w.broker.Vhost, "connections")
+	w.broker.Manage(w.t, http.MethodGet, nil, &consumers, "consumers", w.broker.Vhost)
 	own := map[string]string{}
 	for _, c := range connections {
 		own[c.Name] = c.Own[:max(0, strings.LastIndexByte(c.Own, ' '))]

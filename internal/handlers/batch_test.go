@@ -161,6 +161,28 @@ func (w *world) verify(confirmed int) {
 	if counts["CONFIRMED"] != confirmed {
 		w.t.Errorf("%v, want %d confirmed", counts, confirmed)
 	}
+	w.payments()
+}
+
+// payments demands that each payment has its order's key, and that what was charged or refunded was told.
+func (w *world) payments() {
+	w.t.Helper()
+	for what, query := range map[string]string{
+		"payments without their order's key": `
+SELECT COUNT(*) FROM payments p JOIN saga_instances s ON s.correlation_id = p.order_id
+       LEFT JOIN payment_idempotency k ON k.payment_id = p.id AND k.idempotency_key = CONCAT(s.id, ':charge-payment:execute')
+ WHERE k.payment_id IS NULL OR p.id = ''`,
+		"charges more than were told": `
+SELECT (SELECT COUNT(*) FROM saga_steps WHERE name = 'charge-payment' AND result IS NOT NULL) -
+       (SELECT COUNT(*) FROM outbox_events WHERE routing_key = 'order.payment_charged')`,
+		"refunds more than were told": `
+SELECT (SELECT COUNT(*) FROM payments WHERE status = 'REFUNDED') -
+       (SELECT COUNT(*) FROM outbox_events WHERE routing_key = 'order.payment_refunded')`,
+	} {
+		if n := w.sum(query); n != 0 {
+			w.t.Errorf("%d %s", n, what)
+		}
+	}
 }
 
 // In one batch: orders that fail for any reason harm no neighbour. The last piece goes to the
@@ -204,6 +226,27 @@ func TestMixedBatch(t *testing.T) {
 		}
 		if got := status + " " + reason; !strings.Contains(got, want) {
 			t.Errorf("order %d is %s, want %s", i, got, want)
+		}
+	}
+}
+
+// Who asked for an order learns from order.created what it has to name to cancel it.
+func TestOrderCreatedNamesItsSaga(t *testing.T) {
+	w := newWorld(t)
+	msgs := requests(t, 2, nil)
+	w.batch(w.intake.HandleBatch, msgs)
+	for i := range msgs {
+		id, err := SagaOf(t.Context(), w.db, msgs[i].RequestID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		if err := w.db.QueryRowContext(t.Context(), `
+SELECT COUNT(*)
+  FROM outbox_events
+ WHERE event_type = 'order.created' AND JSON_VALUE(CONVERT(payload USING utf8mb4), '$.saga_id') = ?
+   AND JSON_VALUE(CONVERT(payload USING utf8mb4), '$.request_id') = ?`, id, msgs[i].RequestID()).Scan(&n); err != nil || n != 1 {
+			t.Errorf("%d events order.created name saga %s and request %s, %v", n, id, msgs[i].RequestID(), err)
 		}
 	}
 }

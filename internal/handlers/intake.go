@@ -111,9 +111,11 @@ func insertAll(ctx context.Context, tx *sqltx.Tx, requests []request) error {
 	starts := make([]saga.Beginning, len(requests))
 	events := make([]message.Message, len(requests))
 	for i, r := range requests {
-		starts[i] = saga.Beginning{Context: r.ctx, CorrelationID: r.order.ID, Input: r.order}
+		starts[i] = saga.Beginning{Context: r.ctx, CorrelationID: r.order.ID, Input: r.order, ID: message.NewID()}
 		events[i] = event("order.created", r.order.ID, map[string]any{
 			"customer": r.order.Customer, "total_cents": r.order.TotalCents, "items": r.order.Items,
+			// By which who asked for the order knows it, and can cancel it.
+			"request_id": strings.ToValidUTF8(r.message.RequestID(), "\uFFFD"), "saga_id": starts[i].ID,
 		})
 		tracing.Carry(r.ctx, &events[i])
 	}

@@ -20,3 +20,8 @@ var Queues = []string{OrdersQueue, InventoryQueue, PaymentQueue, ShippingQueue, 
 
 // NewEngine returns an engine that knows every definition of this package.
 func NewEngine(log *slog.Logger) *saga.Engine { return saga.NewEngine(log, PlaceOrder) }
+
+// NewEngineWithGateway is NewEngine for a worker that charges at a gateway; nil is none.
+func NewEngineWithGateway(log *slog.Logger, gateway *Gateway) *saga.Engine {
+	return saga.NewEngine(log, placeOrder(gateway))
+}

@@ -23,12 +23,12 @@ SELECT i.sku, CONCAT('reserved ', i.reserved, ', open orders hold ', COALESCE(o.
               WHERE s.status IN ('PENDING', 'NEEDS_ATTENTION')
               GROUP BY t.sku) o ON o.sku = i.sku
  WHERE i.reserved > COALESCE(o.held, 0)`},
-	{"shipped stock is that of confirmed orders", `
-SELECT i.sku, CONCAT('shipped ', i.shipped, ', confirmed orders have ', COALESCE(o.held, 0))
+	{"shipped stock is that of open shipments", `
+SELECT i.sku, CONCAT('shipped ', i.shipped, ', open shipments have ', COALESCE(o.held, 0))
   FROM inventory i
   LEFT JOIN (SELECT t.sku, SUM(t.quantity) AS held
-               FROM orders s JOIN order_items t ON t.order_id = s.id
-              WHERE s.status = 'CONFIRMED'
+               FROM shipments s JOIN order_items t ON t.order_id = s.order_id
+              WHERE s.status = 'CREATED'
               GROUP BY t.sku) o ON o.sku = i.sku
  WHERE i.shipped <> COALESCE(o.held, 0)`},
 	{"a confirmed order is charged its total and shipped", `
@@ -75,21 +75,7 @@ func Verify(ctx context.Context, q sqltx.Querier) ([]sqltx.Violation, error) {
 
 // Counts returns how many orders have each status.
 func Counts(ctx context.Context, q sqltx.Querier) (map[string]int, error) {
-	rows, err := q.QueryContext(ctx, `SELECT status, COUNT(*) FROM orders GROUP BY status`)
-	if err != nil {
-		return nil, fmt.Errorf("count orders: %w", err)
-	}
-	defer rows.Close()
-	counts := map[string]int{}
-	for rows.Next() {
-		var status string
-		var n int
-		if err := rows.Scan(&status, &n); err != nil {
-			return nil, fmt.Errorf("count orders: %w", err)
-		}
-		counts[status] = n
-	}
-	return counts, rows.Err()
+	return sqltx.Count[string](ctx, q, "orders", `SELECT status, COUNT(*) FROM orders GROUP BY status`)
 }
 
 // Seed stocks SKU-0001, SKU-0002, … with the same quantity each. What is there stays.

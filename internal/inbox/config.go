@@ -55,10 +55,13 @@ type Config struct {
 	MaxHold time.Duration // how long deliveries are held while the database is away, before they
 	// go back to the broker; well below its consumer time-out (30 min); default 10 min
 
+	Calls       int           // most calls to systems that are not ours at a time; default 32
+	CallTimeout time.Duration // of one such call whose outcome does not say; default 30 s
+
 	MaxAttempts int           // of a message whose handler says Retry; default 10
 	RetryBase   time.Duration // default 1 s
 	RetryMax    time.Duration // default 5 min
-	DeferLimit  time.Duration // how long deferred messages come back before they are parked; default 15 min
+	DeferLimit  time.Duration // how long a message is deferred in all before it is parked; default 15 min
 
 	// Parked is called in the transaction that parks a message, to tell whoever waits for it.
 	Parked func(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error
@@ -66,6 +69,9 @@ type Config struct {
 	// Committed is called after each commit, to wake whoever publishes what it added, with the
 	// shards of that, one bit each. It must not wait.
 	Committed func(shards uint16)
+
+	// Progress is told how far the lane has come. Lanes of one queue share it.
+	Progress *Progress
 
 	Log *slog.Logger
 }
@@ -83,7 +89,10 @@ func (c Config) withDefaults() Config {
 		c.Prefetch = 2 * c.Batch
 	}
 	if c.MaxBody == 0 {
-		c.MaxBody = 256 << 10
+		c.MaxBody = message.MaxBody
+	}
+	if c.Calls == 0 {
+		c.Calls = 32
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = 10
@@ -93,6 +102,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Grace, 5*time.Second)
 	def(&c.Drain, 20*time.Second)
 	def(&c.MaxHold, 10*time.Minute)
+	def(&c.CallTimeout, 30*time.Second)
 	def(&c.RetryBase, time.Second)
 	def(&c.RetryMax, 5*time.Minute)
 	def(&c.DeferLimit, 15*time.Minute)
@@ -101,6 +111,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Committed == nil {
 		c.Committed = func(uint16) {}
+	}
+	if c.Progress == nil {
+		c.Progress = &Progress{}
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

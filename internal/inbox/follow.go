@@ -1,11 +1,12 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
+	"backstep/internal/attempt"
 	"backstep/internal/message"
 	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
@@ -20,7 +21,7 @@ func (l *Lane) follow(ctx context.Context, tx *sqltx.Tx, ds []*message.Delivery,
 	now := time.Now()
 	for i, o := range outcomes {
 		d := ds[i]
-		if o.Kind == message.Deferred && l.deferredTooLong(d, now) {
+		if o.Kind == message.Deferred && d.DeferredFor(counter(o)) >= l.cfg.DeferLimit {
 			o = message.Park("%s, for longer than %s", o.Reason, l.cfg.DeferLimit)
 		}
 		if o.Kind == message.Retry && d.Attempt() >= l.cfg.MaxAttempts {
@@ -38,9 +39,14 @@ func (l *Lane) follow(ctx context.Context, tx *sqltx.Tx, ds []*message.Delivery,
 			}
 		case message.Deferred:
 			unrecorded = append(unrecorded, d.MessageID)
-			later = append(later, outbox.Delayed{Message: deferredCopy(d, now), After: o.After, Reason: o.Reason})
+			later = append(later, outbox.Delayed{Message: deferredCopy(d, o, now), After: o.After, Reason: o.Reason})
+		case message.Outside:
+			if o.Call == nil {
+				panic("an outcome Outside without a Call")
+			}
+			unrecorded = append(unrecorded, d.MessageID)
 		case message.Retry:
-			later = append(later, outbox.Delayed{Message: nextAttempt(d), After: l.retryDelay(d.Attempt()), Reason: o.Reason})
+			later = append(later, outbox.Delayed{Message: nextAttempt(d), After: attempt.Delay(d.Attempt(), l.cfg.RetryBase, l.cfg.RetryMax), Reason: o.Reason})
 		}
 		outcomes[i] = o
 	}
@@ -51,11 +57,6 @@ func (l *Lane) follow(ctx context.Context, tx *sqltx.Tx, ds []*message.Delivery,
 		return err
 	}
 	return outbox.Schedule(ctx, tx, later...)
-}
-
-func (l *Lane) deferredTooLong(d *message.Delivery, now time.Time) bool {
-	since, err := time.Parse(time.RFC3339Nano, d.Headers.String(message.HeaderDeferredSince))
-	return err == nil && now.Sub(since) > l.cfg.DeferLimit
 }
 
 // comeBack returns a copy of d addressed to the queue it came from, and to no other.
@@ -71,8 +72,11 @@ func comeBack(d *message.Delivery) message.Message {
 	return m
 }
 
-func deferredCopy(d *message.Delivery, now time.Time) message.Message {
+func counter(o message.Outcome) string { return cmp.Or(o.Counter, message.HeaderDeferredFor) }
+
+func deferredCopy(d *message.Delivery, o message.Outcome, now time.Time) message.Message {
 	m := comeBack(d)
+	m.Headers[counter(o)] = (d.DeferredFor(counter(o)) + o.After).String()
 	if m.Headers.String(message.HeaderDeferredSince) == "" {
 		m.Headers[message.HeaderDeferredSince] = now.UTC().Format(time.RFC3339Nano)
 	}
@@ -87,15 +91,4 @@ func nextAttempt(d *message.Delivery) message.Message {
 	m.MessageID = message.NewID()
 	m.Timestamp = time.Time{}
 	return m
-}
-
-// retryDelay returns how long to wait after attempt n failed, n ≥ 1: uniformly random in
-// [0, min(RetryMax, RetryBase·2ⁿ⁻¹)), the "full jitter" of Brooker, "Exponential Backoff
-// and Jitter" (2015). It never overflows.
-func (l *Lane) retryDelay(n int) time.Duration {
-	limit := l.cfg.RetryMax
-	if shift := n - 1; l.cfg.RetryBase <= limit>>shift {
-		limit = l.cfg.RetryBase << shift
-	}
-	return rand.N(limit)
 }

@@ -1,10 +1,12 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"backstep/internal/message"
@@ -21,12 +23,19 @@ type Lane struct {
 	cfg   Config
 	size  size
 	stats *Stats
+	full  bool          // it was said that the database has no room
+	slots chan struct{} // one for each call that is being made
+
+	progress *laneProgress
 }
 
 // NewLane returns a lane that is not running yet. stats may be shared between lanes.
 func NewLane(db *sql.DB, src Source, cfg Config, stats *Stats) *Lane {
 	cfg = cfg.withDefaults()
-	return &Lane{db: db, src: src, cfg: cfg, size: size{limit: cfg.Batch, most: cfg.Batch}, stats: stats}
+	return &Lane{
+		db: db, src: src, cfg: cfg, size: size{limit: cfg.Batch, most: cfg.Batch}, stats: stats,
+		slots: make(chan struct{}, cfg.Calls), progress: cfg.Progress.lane(),
+	}
 }
 
 // Run consumes until ctx ends, then requeues what it has not started, finishes the
@@ -59,6 +68,8 @@ func (l *Lane) consume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	l.progress.begin()
+	defer l.progress.end()
 	// What was not started goes back at once, while the transaction in hand is finished.
 	returned := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { defer close(returned); handBack(sub) })
@@ -68,22 +79,68 @@ func (l *Lane) consume(ctx context.Context) error {
 		}
 		_ = sub.Close() // the broker requeues what we have not acked either way
 	}()
-	s := &session{Subscription: sub}
-	for d := range sub.Deliveries() {
-		if err := l.process(ctx, s, l.collect(d, sub.Deliveries())); err != nil {
-			if errors.Is(err, sub.Err()) {
-				return err
-			}
-			return errors.Join(err, sub.Err()) // why the acks did not get through
-		}
+	s := newSession(sub)
+	defer s.calls.Wait() // they end soon after inHand
+	inHand, end := outlive(ctx, l.cfg.Drain)
+	defer end()
+	err = l.work(ctx, inHand, s)
+	if ctx.Err() != nil && s.Err() == nil {
+		return l.drain(inHand, s)
 	}
-	return errors.Join(errors.New("subscription ended"), sub.Err())
+	if errors.Is(err, sub.Err()) {
+		return err
+	}
+	return errors.Join(err, sub.Err()) // why the acks did not get through
 }
 
-// session is a subscription and whether it has its full prefetch yet.
-type session struct {
-	Subscription
-	open bool
+// work processes what comes, from the broker or from outside, until the subscription ends.
+func (l *Lane) work(ctx, inHand context.Context, s *session) error {
+	for {
+		var batch []message.Delivery
+		select {
+		case d, ok := <-s.Deliveries():
+			if !ok {
+				return errors.New("subscription ended")
+			}
+			batch = l.take(s, batch, d)
+		case r := <-s.answers:
+			if s.back(&r) {
+				batch = append(batch, r.Delivery)
+			}
+		}
+		if len(batch) == 0 {
+			continue
+		}
+		batch = l.collect(s, batch, s.Deliveries())
+		l.progress.took(batch)
+		if err := l.process(ctx, inHand, s, batch); err != nil {
+			return err
+		}
+	}
+}
+
+// drain waits for the calls that are being made and processes their answers, until inHand ends.
+func (l *Lane) drain(inHand context.Context, s *session) error {
+	for len(s.outside) > 0 {
+		batch := s.kept
+		s.kept = nil
+		if len(batch) == 0 {
+			select {
+			case r := <-s.answers:
+				if !s.back(&r) {
+					continue
+				}
+				batch = l.collect(s, []message.Delivery{r.Delivery}, nil)
+			case <-inHand.Done():
+				l.cfg.Log.Info("stopping; calls without an answer are given up and their messages go back", "messages", len(s.outside))
+				return inHand.Err()
+			}
+		}
+		if err := l.process(inHand, inHand, s, batch); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // handBack stops new deliveries and requeues those that nobody has taken.
@@ -103,34 +160,64 @@ func handBack(sub Subscription) {
 // one transaction, and copies of its bodies into the outbox.
 const maxBatchBytes = 4 << 20
 
-// collect takes d and what is already there. A lone message is not held back for more; several
-// are, for the time that size says.
-func (l *Lane) collect(d message.Delivery, more <-chan message.Delivery) []message.Delivery {
-	batch, bytes := []message.Delivery{d}, len(d.Body)
+// collect adds to a batch what is already there, from the broker and from outside. A lone message
+// is not held back for more; several are, for the time that size says. The batch that it returns is
+// in the order of tags.
+func (l *Lane) collect(s *session, batch []message.Delivery, more <-chan message.Delivery) []message.Delivery {
+	bytes := 0
+	for i := range batch {
+		bytes += len(batch[i].Body)
+	}
 	var enough <-chan time.Time // nil until there is no more to take at once
-	for len(batch) < l.size.limit && bytes < maxBatchBytes {
-		var ok bool
+	for open := true; open && len(batch) < l.size.limit && bytes < maxBatchBytes; {
+		n := len(batch)
+		var d message.Delivery
+		var r reply
 		select {
-		case d, ok = <-more:
+		case d, open = <-more:
+		case r = <-s.answers:
 		default:
 			if enough == nil {
 				if len(batch) == 1 || l.size.linger == 0 {
-					return batch
+					return inOrder(batch)
 				}
 				enough = time.After(l.size.linger)
 			}
 			select {
-			case d, ok = <-more:
+			case d, open = <-more:
+			case r = <-s.answers:
 			case <-enough:
-				return batch
+				return inOrder(batch)
 			}
 		}
-		if !ok {
-			return batch
+		switch {
+		case r.Tag > 0:
+			if s.back(&r) {
+				batch = append(batch, r.Delivery)
+			}
+		case open:
+			batch = l.take(s, batch, d)
 		}
-		batch = append(batch, d)
-		bytes += len(d.Body)
+		if len(batch) > n {
+			bytes += len(batch[n].Body)
+		}
 	}
+	return inOrder(batch)
+}
+
+// take adds a delivery to a batch, unless it is a second copy of a message that is outside.
+func (l *Lane) take(s *session, batch []message.Delivery, d message.Delivery) []message.Delivery {
+	if s.isCopy(&d) && l.unfit(&d) == "" {
+		l.stats.Duplicates.Add(1)
+		_ = s.Ack(d.Tag, false) // after an error the session has ended, and the broker has it again
+		return batch
+	}
+	return append(batch, d)
+}
+
+// inOrder sorts a batch by tag: what comes back from outside is older than the others.
+func inOrder(batch []message.Delivery) []message.Delivery {
+	slices.SortFunc(batch, func(a, b message.Delivery) int { return cmp.Compare(a.Tag, b.Tag) })
 	return batch
 }
 

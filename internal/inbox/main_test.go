@@ -231,7 +231,7 @@ func newLane(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
 func run(t testing.TB, db *sql.DB, src Source, cfg Config) *lane {
 	t.Helper()
 	l := newLane(t, db, src, cfg)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- l.Run(ctx) }()
 	l.stop = sync.OnceFunc(func() {

@@ -333,6 +333,7 @@ func TestWhatAnErrorCosts(t *testing.T) {
 		"1020": false, "1205": false, "1213": false,
 		"1040": false, "1053": false, "1317": false, "1927": false, "2006": false, "2013": false, "3169": false, "4031": false,
 		"1290": false, "1792": false, "1836": false,
+		"1021": false, "1026": false, "1114": false, "3675": false,
 		"1062": true,
 		"1146": true, "1264": true, "1364": true, "1406": true, "1452": true, "3024": true, "9999": true,
 	}
@@ -452,7 +453,7 @@ func TestAccountIsLocked(t *testing.T) {
 	user := cfg.DBName // nobody else has this name
 	exec(t, root, `CREATE USER '`+user+`'@'%' IDENTIFIED BY 'secret'`)
 	t.Cleanup(func() {
-		if _, err := root.ExecContext(context.Background(), `DROP USER '`+user+`'@'%'`); err != nil {
+		if _, err := root.ExecContext(context.WithoutCancel(t.Context()), `DROP USER '`+user+`'@'%'`); err != nil {
 			t.Error(err)
 		}
 	})

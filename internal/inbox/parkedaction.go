@@ -192,3 +192,16 @@ func keptBody(ctx context.Context, q sqltx.Querier, action uint64) (body []byte,
 	}
 	return body, rows.Err()
 }
+
+// Served by ix_parked_actions_message.
+const removedSQL = `
+SELECT message_id
+  FROM parked_actions
+ WHERE queue = ?
+   AND action IN ('drop', 'done')
+   AND message_id IN (`
+
+// Removed returns which of ids, sqltx.MaxIn at most, operators have taken out of a parked queue for good.
+func Removed(ctx context.Context, q sqltx.Querier, queue string, ids []string) (map[string]bool, error) {
+	return among(ctx, q, "parked actions", removedSQL, queue, ids)
+}

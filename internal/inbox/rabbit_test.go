@@ -35,7 +35,7 @@ func rabbit(t testing.TB) (*testenv.Broker, Source) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // lanes that stop at the test's end hand back what they have
 	done := make(chan error, 1)
 	go func() { done <- client.Run(ctx) }()
 	t.Cleanup(func() {
@@ -181,7 +181,7 @@ func TestRabbitMQHeaders(t *testing.T) {
 	m := publishings(1)
 	m[0].Headers = amqp091.Table{"\xff name": "v\xfe", "table": amqp091.Table{"\xfd": []any{int32(1), []byte{0}}}}
 	b.Publish(t, message.CommandsExchange, "q", m...)
-	l := run(t, db, src, Config{Queue: "q", Handler: &effects{OutcomeFunc: park("no")}})
+	l := run(t, db, src, Config{Queue: "q", Handler: always(message.Park("no"))})
 	eventually(t, "it is parked", func() bool { return l.stats.Parked.Load() == 1 })
 	headers, body := unwrap(t, one(t, "outbox rows", outboxRows(t, db, "TRUE")))
 	got, err := message.DecodeHeaders(headers)

@@ -51,8 +51,8 @@ func record(ctx context.Context, tx *sqltx.Tx, consumer string, ids []string) er
 	return fmt.Errorf("record %d messages: %w", len(ids), err)
 }
 
-// unrecord takes back the rows of messages that are parked or deferred: they keep their id,
-// and when they come back they are not duplicates.
+// unrecord takes back the rows of messages that are parked, deferred or outside: they keep their
+// id, and when they come back they are not duplicates.
 func unrecord(ctx context.Context, tx *sqltx.Tx, consumer string, ids []string) error {
 	if len(ids) == 0 {
 		return nil
@@ -74,19 +74,24 @@ func idArgs(consumer string, ids []string) []any {
 
 // Recorded returns which of ids consumer has processed.
 func Recorded(ctx context.Context, q sqltx.Querier, consumer string, ids []string) (map[string]bool, error) {
+	return among(ctx, q, "inbox", selectRecordedSQL, consumer, ids)
+}
+
+// among returns which of ids a query finds with an owner.
+func among(ctx context.Context, q sqltx.Querier, what, query, owner string, ids []string) (map[string]bool, error) {
 	seen := make(map[string]bool, len(ids))
 	if len(ids) == 0 {
 		return seen, nil
 	}
-	rows, err := q.QueryContext(ctx, selectRecordedSQL+sqltx.Placeholders(len(ids))+")", idArgs(consumer, ids)...)
+	rows, err := q.QueryContext(ctx, query+sqltx.Placeholders(len(ids))+")", idArgs(owner, ids)...)
 	if err != nil {
-		return nil, fmt.Errorf("read inbox: %w", err)
+		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var id []byte
 		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("read inbox: %w", err)
+			return nil, fmt.Errorf("read %s: %w", what, err)
 		}
 		seen[string(id)] = true
 	}

@@ -50,19 +50,22 @@ func TestOnlySeveralLinger(t *testing.T) {
 	t.Parallel()
 	l := NewLane(nil, nil, Config{Batch: 4}, nil)
 	delivery := func(id string) message.Delivery { return message.Delivery{Message: msg(id)} }
+	collect := func(more <-chan message.Delivery) []message.Delivery {
+		return l.collect(newSession(nil), []message.Delivery{delivery("a")}, more)
+	}
 	l.size.linger = time.Hour
 	more := make(chan message.Delivery, 4)
-	equal(t, "a lone message", len(l.collect(delivery("a"), more)), 1)
+	equal(t, "a lone message", len(collect(more)), 1)
 
 	more <- delivery("b")
 	full := make(chan []message.Delivery, 1)
-	go func() { full <- l.collect(delivery("a"), more) }()
+	go func() { full <- collect(more) }()
 	more <- delivery("c")
 	more <- delivery("d")
 	equal(t, "several that are joined by as many as a batch may have", len(receive(t, "a full batch", full)), 4)
 
 	more <- delivery("b")
-	go func() { full <- l.collect(delivery("a"), more) }()
+	go func() { full <- collect(more) }()
 	eventually(t, "the second is taken", func() bool { return len(more) == 0 })
 	close(more) // the subscription ends
 	equal(t, "what there was when the subscription ended", len(receive(t, "the rest", full)), 2)
@@ -70,7 +73,7 @@ func TestOnlySeveralLinger(t *testing.T) {
 	l.size.linger = time.Millisecond
 	more = make(chan message.Delivery, 4)
 	more <- delivery("b")
-	equal(t, "several when their time is over", len(l.collect(delivery("a"), more)), 2)
+	equal(t, "several when their time is over", len(collect(more)), 2)
 }
 
 // Batches that get into each other's way again and again become smaller, and when they do not

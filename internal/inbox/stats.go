@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // Stats counts what lanes did since the process started.
 type Stats struct {
-	Batches, Done, Duplicates, Stale, Parked, Deferred, Retried, Conflicts atomic.Int64
+	Batches, Done, Duplicates, Stale, Parked, Deferred, Retried, Calls, Conflicts atomic.Int64
 }
 
 // Snapshot is Stats at one moment.
@@ -16,6 +16,7 @@ type Snapshot struct {
 	Parked     int64 `json:"parked"`
 	Deferred   int64 `json:"deferred"`
 	Retried    int64 `json:"retried"`
+	Calls      int64 `json:"calls"` // to systems that are not ours
 	Conflicts  int64 `json:"conflicts"`
 }
 
@@ -23,6 +24,7 @@ type Snapshot struct {
 func (s *Stats) Snapshot() Snapshot {
 	return Snapshot{
 		Batches: s.Batches.Load(), Done: s.Done.Load(), Duplicates: s.Duplicates.Load(), Stale: s.Stale.Load(),
-		Parked: s.Parked.Load(), Deferred: s.Deferred.Load(), Retried: s.Retried.Load(), Conflicts: s.Conflicts.Load(),
+		Parked: s.Parked.Load(), Deferred: s.Deferred.Load(), Retried: s.Retried.Load(),
+		Calls: s.Calls.Load(), Conflicts: s.Conflicts.Load(),
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"backstep/internal/attempt"
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
@@ -69,8 +70,8 @@ func TestGoexitIsLoggedWithItsStack(t *testing.T) {
 	l := newLane(t, db, b, Config{Queue: "q", Handler: h})
 	g := &group{ds: []message.Delivery{{Message: msg("m"), Queue: "q"}}}
 	err := l.transact(t.Context(), g)
-	p, ok := errors.AsType[*panicError](err)
-	if !ok || !strings.Contains(string(p.stack), "inbox.leave") {
+	p, ok := errors.AsType[*attempt.Panic](err)
+	if !ok || !strings.Contains(string(p.Stack), "inbox.leave") {
 		t.Errorf("error %v, want one with the stack of leave", err)
 	}
 }
@@ -91,17 +92,16 @@ func TestHandlerThatDoesNotHeedItsContext(t *testing.T) {
 		if m.MessageID == culprit {
 			for !over.Load() {
 			}
-			_, err := tx.Exec(context.Background(), `INSERT INTO effects (message_id) VALUES ('late')`)
+			_, err := tx.Exec(t.Context(), `INSERT INTO effects (message_id) VALUES ('late')`)
 			late <- err
 		}
 		return message.Outcome{}
 	}}
-	var told []string
 	b := newBroker("q", msgs...)
 	l := run(t, db, b, Config{Queue: "q", Handler: h, Batch: 4, Timeout: 500 * time.Millisecond, Grace: 200 * time.Millisecond,
-		Parked: func(_ context.Context, _ *sqltx.Tx, m *message.Message, _ string) error {
-			told = append(told, m.MessageID)
-			return nil
+		Parked: func(ctx context.Context, tx *sqltx.Tx, m *message.Message, _ string) error {
+			_, err := tx.Exec(ctx, `INSERT INTO effects (message_id) VALUES (?)`, "told of "+m.MessageID)
+			return err
 		}})
 	eventually(t, "all are acked", b.settled(6))
 	r := one(t, "outbox rows", outboxRows(t, db, "TRUE"))
@@ -115,7 +115,8 @@ func TestHandlerThatDoesNotHeedItsContext(t *testing.T) {
 	b.put(msg("another"))
 	eventually(t, "the lane goes on", b.settled(7))
 	l.stop()
-	equal(t, "told", told, []string{culprit})
+	equal(t, "told", number(t, db, `SELECT COUNT(*) FROM effects WHERE message_id LIKE 'told of %'`), 1)
+	equal(t, "told of the culprit", number(t, db, `SELECT COUNT(*) FROM effects WHERE message_id = '`+"told of "+culprit+`'`), 1)
 	left := len(h.callsWith(culprit))
 	if left == 0 || left > 2 {
 		t.Errorf("%d handlers are left behind, want one or two", left)
@@ -126,7 +127,7 @@ func TestHandlerThatDoesNotHeedItsContext(t *testing.T) {
 			t.Error("what a handler does that was left behind has an effect")
 		}
 	}
-	equal(t, "effects", number(t, db, `SELECT COUNT(*) FROM effects`), 6)
+	equal(t, "effects", number(t, db, `SELECT COUNT(*) FROM effects WHERE message_id NOT LIKE 'told of %'`), 6)
 	equal(t, "records", number(t, db, `SELECT COUNT(*) FROM inbox_messages`), 6)
 	equal(t, "faults", b.faults, []string(nil))
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
 
@@ -122,4 +123,56 @@ func plannedKeys(t *testing.T, db *sql.DB, query string) (keys []string) {
 		t.Fatal(err)
 	}
 	return keys
+}
+
+// B69: Sweep never removes the record of a message that a lane would still process.
+func TestSweepKeepsWhatALaneAccepts(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	const retention = time.Hour
+	l := NewLane(db, nil, Config{Queue: "q", Retention: retention}, &Stats{})
+	// Processed at any time since they were made, made at any time a lane accepts; then the
+	// clocks go on until the sweep takes the record.
+	type made struct{ at, processed time.Duration } // before now
+	var accepted []made
+	var records []any
+	for at := -20 * time.Hour; at <= 60*time.Hour; at += 5 * time.Hour / 6 {
+		for processed := time.Duration(0); processed <= 60*time.Hour; processed += 5 * time.Hour / 4 {
+			m := made{at, processed}
+			d := func(now time.Duration) *message.Delivery { // as seen that long before now
+				return &message.Delivery{Message: msg(uuidv7(time.Now().Add(now - m.at)))}
+			}
+			if l.unfit(d(m.processed)) != "" {
+				continue // it was never processed
+			}
+			if l.unfit(d(0)) == "" {
+				accepted = append(accepted, m)
+			}
+			records = append(records, fmt.Appendf(nil, "%d/%d", m.at, m.processed), int(m.processed.Seconds()))
+		}
+	}
+	total := len(records) / 2
+	exec(t, db, `INSERT INTO inbox_messages (consumer, message_id, processed_at) VALUES `+
+		strings.Repeat(`('q', ?, NOW(6) - INTERVAL ? SECOND), `, total-1)+`('q', ?, NOW(6) - INTERVAL ? SECOND)`, records...)
+	var swept int64
+	for {
+		n, err := Sweep(t.Context(), db, retention, 70)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 70 {
+			t.Fatalf("swept %d at once, 70 is the limit", n)
+		}
+		if swept += n; n == 0 {
+			break
+		}
+	}
+	for _, m := range accepted {
+		if !recorded(t, db, "q", fmt.Sprintf("%d/%d", m.at, m.processed)) {
+			t.Errorf("made %s ago, processed %s ago: a lane accepts it and its record was swept", m.at, m.processed)
+		}
+	}
+	if len(accepted) == 0 || swept == 0 || int(swept) == total {
+		t.Errorf("%d accepted, %d of %d swept: the test shows nothing", len(accepted), swept, total)
+	}
 }

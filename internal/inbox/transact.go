@@ -24,6 +24,7 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 	for range sqltx.MaxTries {
 		outcomes, err := l.once(ctx, g, todo)
 		if err == nil {
+			g.note(todo, outcomes)
 			l.count(g, todo, outcomes)
 			return nil
 		}
@@ -31,7 +32,7 @@ func (l *Lane) transact(ctx context.Context, g *group) error {
 			todo, err = l.withoutDuplicates(ctx, todo)
 		}
 		switch {
-		case errors.Is(err, errLeftBehind):
+		case errors.Is(err, sqltx.ErrLeftBehind):
 			return err
 		case err != nil && ctx.Err() != nil:
 			return fmt.Errorf("not done within %s: %w", l.cfg.Timeout, ctx.Err())
@@ -190,6 +191,8 @@ func (l *Lane) count(g *group, todo []*message.Delivery, outcomes []message.Outc
 		case message.Deferred:
 			l.stats.Deferred.Add(1)
 			l.cfg.Log.Info("message deferred", "message_id", id, "reason", o.Reason)
+		case message.Outside:
+			l.stats.Calls.Add(1)
 		case message.Retry:
 			l.stats.Retried.Add(1)
 			l.cfg.Log.Warn("message will be retried", "message_id", id, "attempt", todo[i].Attempt(), "error", o.Reason)

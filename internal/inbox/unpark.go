@@ -60,7 +60,7 @@ func Unpark(d *message.Delivery, queue string) Parked {
 		p.Death = lastDeath(d.Headers, queue)
 	}
 	if p.Death != nil {
-		p.Reason, p.At, p.From = p.Death.words(), p.Death.At, p.Death.Queue
+		p.Reason, p.At, p.From = p.Death.words(len(d.Body)), p.Death.At, p.Death.Queue
 	}
 	if d.Unreadable != "" { // only the broker has its headers, and its reason with them
 		p.Fault = d.Unreadable
@@ -200,16 +200,20 @@ func lastDeath(h message.Headers, queue string) *Death {
 	return last
 }
 
-// words says why the broker dead-letters.
-func (d *Death) words() string {
+// words says why the broker dead-lettered a message with a body of so many bytes. Who rejects says no
+// reason: it may have been somebody in the management UI.
+func (d *Death) words(bytes int) string {
 	why := map[string]string{
-		"rejected":       "a worker rejected it, because it cannot be stored: a body over 4 MiB, or text the database refuses",
+		"rejected":       "a consumer did not want it back; why is not known here, and if it was a worker its log says so",
 		"delivery_limit": "it was delivered again and again, and each time its worker died or lost the connection",
 		"expired":        "its expiration passed before a worker took it",
 		"maxlen":         "the queue was full",
 	}[d.Reason]
-	if why == "" {
+	switch {
+	case why == "":
 		return "dead-lettered by the broker: " + d.Reason
+	case d.Reason == "rejected" && bytes > maxParkedBody:
+		why = "its body has more than 4 MiB, which no worker takes"
 	}
 	return fmt.Sprintf("dead-lettered by the broker: %s (%s)", d.Reason, why)
 }
@@ -219,17 +223,18 @@ func (d *Death) words() string {
 func (p *Parked) Replay() (m message.Message, without []string) {
 	m = p.Original
 	m.Mandatory, m.DeliveryMode = true, 2
+	m.Headers = maps.Clone(m.Headers)
+	delete(m.Headers, message.HeaderDeferredSince) // it may be deferred anew
+	delete(m.Headers, message.HeaderDeferredFor)
+	delete(m.Headers, message.HeaderUnhandledFor)
 	if m.UserID != "" {
 		without = append(without, fmt.Sprintf("user_id %q, which the broker takes from that user alone", m.UserID))
 		m.UserID = ""
 	}
-	if hasRouting(m.Headers) {
-		m.Headers = maps.Clone(m.Headers)
-		for _, name := range routing {
-			if _, ok := m.Headers[name]; ok {
-				without = append(without, "header "+name+", which would send it to other queues too")
-				delete(m.Headers, name)
-			}
+	for _, name := range routing {
+		if _, ok := m.Headers[name]; ok {
+			without = append(without, "header "+name+", which would send it to other queues too")
+			delete(m.Headers, name)
 		}
 	}
 	return m, without

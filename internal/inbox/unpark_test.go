@@ -114,6 +114,13 @@ func TestUnparkDeadLetter(t *testing.T) {
 	if p := Unpark(&d, "q"); p.Reason != "a lane's" || p.Death != nil {
 		t.Errorf("parked %+v, want by the lane", p)
 	}
+	rejected := message.Delivery{Message: message.Message{Headers: message.Headers{"x-death": []any{death("q", "rejected")}}}}
+	for bytes, why := range map[int]string{maxParkedBody: "if it was a worker its log says so)", maxParkedBody + 1: "its body has more than 4 MiB, which no worker takes)"} {
+		rejected.Body = make([]byte, bytes)
+		if p := Unpark(&rejected, "q"); !strings.HasSuffix(p.Reason, why) {
+			t.Errorf("rejected with %d bytes: %s", bytes, p.Reason)
+		}
+	}
 	d.Headers = message.Headers{message.HeaderParkedEnvelope: true}
 	if p := Unpark(&d, "q"); !strings.Contains(p.Fault, "envelope") || string(p.Original.Body) != "b" {
 		t.Errorf("parked %+v, want a fault and the copy itself", p)
@@ -124,9 +131,14 @@ func TestUnparkDeadLetter(t *testing.T) {
 func TestReplayWithout(t *testing.T) {
 	p := Parked{Queue: "q", Original: full()}
 	p.Original.UserID, p.Original.Headers["CC"] = "somebody", []any{"payment"}
+	p.Original.Headers[message.HeaderDeferredSince], p.Original.Headers[message.HeaderDeferredFor] = "2026-01-02T12:00:00Z", "15m0s"
+	p.Original.Headers[message.HeaderUnhandledFor] = "1m0s"
 	m, without := p.Replay()
 	if m.UserID != "" || m.Headers["CC"] != nil || len(without) != 2 || !m.Mandatory || m.DeliveryMode != 2 {
 		t.Errorf("replayed %+v without %q", m, without)
+	}
+	if m.Headers[message.HeaderDeferredSince] != nil || m.Headers[message.HeaderDeferredFor] != nil || m.Headers[message.HeaderUnhandledFor] != nil {
+		t.Errorf("replayed with headers %v: the next worker that defers it would park it at once", m.Headers)
 	}
 	if p.Original.Headers["CC"] == nil || p.Original.UserID == "" {
 		t.Error("the original has changed")

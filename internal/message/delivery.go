@@ -1,6 +1,7 @@
 package message
 
 import (
+	"context"
 	"fmt"
 	"time"
 )
@@ -19,6 +20,15 @@ type Outcome struct {
 	Kind   OutcomeKind
 	Reason string        // why it is parked, deferred or retried, in words
 	After  time.Duration // Deferred: how long until it comes back
+	// Deferred: the header that counts for how long it was handed back, which is limited; "" is
+	// HeaderDeferredFor.
+	Counter string
+
+	// Outside: Call is made when the batch has committed, in no transaction, and the message comes
+	// back in a later batch with what it returned as its Answer. Limit is how long it may take; 0
+	// is the lane's. A call that panics is a Failure of the message.
+	Call  func(ctx context.Context) any
+	Limit time.Duration
 }
 
 // OutcomeKind tells the lane what to do with a message whose batch commits.
@@ -31,10 +41,14 @@ const (
 	Stale
 	// Parked: no redelivery can cure it; it goes to <queue>.parked with Reason.
 	Parked
-	// Deferred: not ours yet (an unknown version); it comes back with the same id.
+	// Deferred: it comes back with the same id, and no attempt is spent: of a saga that this worker does
+	// not know, or of a step that it is not set up to run, or a reply whose handling failed.
 	Deferred
 	// Retry: failed in a way that may pass; the lane schedules the next attempt.
 	Retry
+	// Outside: it waits for a system that is not ours; the lane makes the Call. Nothing is
+	// recorded and nothing acked yet.
+	Outside
 )
 
 func (k OutcomeKind) String() string {
@@ -49,6 +63,8 @@ func (k OutcomeKind) String() string {
 		return "deferred"
 	case Retry:
 		return "retry"
+	case Outside:
+		return "outside"
 	}
 	return fmt.Sprintf("OutcomeKind(%d)", int(k))
 }

@@ -48,8 +48,13 @@ const (
 	HeaderParkedAdded = "x-parked-added"
 	// HeaderParkedPrefix begins all headers that only parked copies have.
 	HeaderParkedPrefix = "x-parked-"
-	// HeaderDeferredSince is when a message was first handed back for a later version of us.
+	// HeaderDeferredSince is when a message was first handed back for another worker.
 	HeaderDeferredSince = "x-deferred-since"
+	// HeaderDeferredFor is for how long it was handed back in all, as time.Duration prints it.
+	HeaderDeferredFor = "x-deferred-for"
+	// HeaderUnhandledFor is that for the times when it was handed back because what follows from it had
+	// failed, which HeaderDeferredFor does not count.
+	HeaderUnhandledFor = "x-unhandled-for"
 )
 
 // MaxIDBytes is the longest message_id AMQP's short string, and our tables, can hold.
@@ -96,6 +101,9 @@ type Message struct {
 	// panicked, or the connection died under it again and again. A handler counts a failed
 	// attempt for it and does not run it.
 	Failure string
+
+	// Answer is set by the lane on a message whose Outcome was Outside: what its Call returned.
+	Answer any
 }
 
 // NewID returns a new message id: a UUIDv7, so ids sort by time and carry their age.
@@ -126,6 +134,16 @@ func (m *Message) Attempt() int {
 		return 1
 	}
 	return n
+}
+
+// DeferredFor returns for how long the message has been handed back in all, by the header that counts it. How
+// long it took to come back does not count, or an outage or a backlog would park what only few have met.
+func (m *Message) DeferredFor(counter string) time.Duration {
+	whole, err := time.ParseDuration(m.Headers.String(counter))
+	if err != nil { // it was not, or somebody else wrote that
+		return 0
+	}
+	return max(0, whole)
 }
 
 // RequestID returns the first id of this message's chain of attempts.

@@ -21,6 +21,7 @@ const (
 	actionRepublish = "republish"
 	actionWithdraw  = "withdraw"
 	actionDrop      = "drop"
+	actionRescue    = "rescue" // no operator's: a saga's command was lost
 )
 
 // Action is one thing an operator did to a row.

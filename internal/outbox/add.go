@@ -43,6 +43,12 @@ func Add(ctx context.Context, tx *sqltx.Tx, msgs ...message.Message) error {
 	return nil
 }
 
+// Check says what Add would have against m: ErrInvalid.
+func Check(ctx context.Context, m message.Message) error {
+	_, err := encode(tracing.Unrecorded(ctx), m)
+	return err
+}
+
 // Delayed is a message to be published later.
 type Delayed struct {
 	message.Message

@@ -128,3 +128,6 @@ type IndexedQuery struct {
 	Args  []any
 	Index string
 }
+
+// LocateQuery is how commands are found by their ids.
+func LocateQuery(ids ...string) (string, []any) { return locateQuery(ids) }

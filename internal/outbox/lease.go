@@ -257,7 +257,12 @@ func (l *leases) stepAside(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	l.cfg.Log.Warn("relay leaves its shards to others until it can publish again", "shards", len(l.owned()))
+	l.mu.Lock()
+	n := len(l.held)
+	l.mu.Unlock()
+	if n > 0 { // once, though the database may be away too
+		l.cfg.Log.Warn("relay leaves its shards to others until it can publish again", "shards", n)
+	}
 	return l.leave(ctx)
 }
 

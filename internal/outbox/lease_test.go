@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -450,4 +452,41 @@ func TestRelayWithoutBrokerStepsAside(t *testing.T) {
 	if n := len(well.all()); n == 0 || n > 64 {
 		t.Errorf("%d rows came from the one with a broker", n)
 	}
+}
+
+// That it leaves its shards is said once, also if the database is away too and has to be told again and again.
+func TestStepsAsideOnce(t *testing.T) {
+	t.Parallel()
+	db, cut, log := database(t), &fake{}, &journal{}
+	var away atomic.Bool
+	cut.ReadyFunc = func() bool { return !away.Load() }
+	r := start(t, db, cut, outbox.Config{LeaseTTL: time.Second, Log: slog.New(slog.NewTextHandler(log, nil))})
+	eventually(t, "it has all shards", func() bool { return r.Shards() == message.Shards })
+	exec(t, db, `RENAME TABLE outbox_shards TO away`)
+	away.Store(true)
+	eventually(t, "it has none", func() bool { return r.Shards() == 0 })
+	time.Sleep(time.Second) // some more tries, of which nothing tells
+	exec(t, db, `RENAME TABLE away TO outbox_shards`)
+	eventually(t, "it has left", func() bool { return number(t, db, `SELECT COUNT(*) FROM outbox_shards WHERE owner IS NOT NULL`) == 0 })
+	if n := log.count("relay leaves its shards"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
+
+// journal keeps a log.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(b)
+}
+
+func (j *journal) count(words string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Count(j.text.String(), words)
 }

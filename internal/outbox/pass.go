@@ -189,7 +189,8 @@ func (p *pump) take(w *walk, h haul) bool {
 		}
 	}
 	if w.on {
-		if w.current == nil && h.waiting >= p.cfg.bound {
+		// A few held rows are sooner read than a stretch is checked. One that is there grows for nothing.
+		if w.current == nil && (h.waiting >= p.cfg.bound || h.waiting > 0 && len(w.behind) > 0) {
 			p.cover(w, h)
 		}
 		w.after = h.after

@@ -48,23 +48,29 @@ func Republish(ctx context.Context, db *sql.DB, ids []uint64, before time.Time, 
 // as they were.
 func sendAgain(ctx context.Context, db *sql.DB, ids []uint64, action string, op Operator, chosen func(Item) bool) (found []Item, err error) {
 	err = sqltx.WithTx(ctx, db, func(ctx context.Context, tx *sqltx.Tx) error {
-		if found, err = lockItems(ctx, tx, ids); err != nil {
-			return err
-		}
-		var again []Item
-		var args []any
-		for _, i := range found {
-			if chosen(i) {
-				again, args = append(again, i), append(args, i.ID)
-			}
-		}
-		if len(again) == 0 {
-			return nil
-		}
-		if _, err := tx.Exec(ctx, sendAgainSQL+sqltx.Placeholders(len(args))+")", args...); err != nil {
-			return err
-		}
-		return op.record(ctx, tx, action, again, itself)
+		found, err = sendAgainTx(ctx, tx, ids, action, op, chosen)
+		return err
 	})
 	return found, err
+}
+
+func sendAgainTx(ctx context.Context, tx *sqltx.Tx, ids []uint64, action string, op Operator, chosen func(Item) bool) ([]Item, error) {
+	found, err := lockItems(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	var again []Item
+	var args []any
+	for _, i := range found {
+		if chosen(i) {
+			again, args = append(again, i), append(args, i.ID)
+		}
+	}
+	if len(again) == 0 {
+		return found, nil
+	}
+	if _, err := tx.Exec(ctx, sendAgainSQL+sqltx.Placeholders(len(args))+")", args...); err != nil {
+		return nil, err
+	}
+	return found, op.record(ctx, tx, action, again, itself)
 }

@@ -45,21 +45,7 @@ func Verify(ctx context.Context, q sqltx.Querier) ([]sqltx.Violation, error) {
 
 // Counts returns how many outbox rows have each status.
 func Counts(ctx context.Context, q sqltx.Querier) (map[string]int, error) {
-	rows, err := q.QueryContext(ctx, `SELECT status, COUNT(*) FROM outbox_events GROUP BY status`)
-	if err != nil {
-		return nil, fmt.Errorf("count outbox rows: %w", err)
-	}
-	defer rows.Close()
-	counts := map[string]int{}
-	for rows.Next() {
-		var status string
-		var n int
-		if err := rows.Scan(&status, &n); err != nil {
-			return nil, fmt.Errorf("count outbox rows: %w", err)
-		}
-		counts[status] = n
-	}
-	return counts, rows.Err()
+	return sqltx.Count[string](ctx, q, "outbox rows", `SELECT status, COUNT(*) FROM outbox_events GROUP BY status`)
 }
 
 // Published is a command that a relay has published.
@@ -103,15 +89,16 @@ func PublishedCommands(ctx context.Context, q sqltx.Querier, after uint64, age t
 
 // Served by ix_outbox_message (message_id).
 const parkedCopiesSQL = `
-SELECT message_id
+SELECT message_id, headers
   FROM outbox_events
  WHERE exchange = ?
    AND routing_key = ?
    AND message_id IN (`
 
-// ParkedCopies returns which of ids have been parked from queue by a worker.
-func ParkedCopies(ctx context.Context, q sqltx.Querier, queue string, ids []string) (map[string]bool, error) {
-	parked := map[string]bool{}
+// ParkedCopies returns which of ids have been parked from queue by a worker, and when, as each of the
+// copies says.
+func ParkedCopies(ctx context.Context, q sqltx.Querier, queue string, ids []string) (map[string][]time.Time, error) {
+	parked := map[string][]time.Time{}
 	if len(ids) == 0 {
 		return parked, nil
 	}
@@ -127,11 +114,15 @@ func ParkedCopies(ctx context.Context, q sqltx.Querier, queue string, ids []stri
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id []byte
-		if err := rows.Scan(&id); err != nil {
+		var id, headers []byte
+		if err := rows.Scan(&id, &headers); err != nil {
 			return nil, fmt.Errorf("read parked copies: %w", err)
 		}
-		parked[original[string(id)]] = true
+		var at time.Time // zero: it does not say
+		if h, err := message.DecodeHeaders(headers); err == nil {
+			at, _ = time.Parse(time.RFC3339Nano, h.String(message.HeaderParkedAt)) // nor then
+		}
+		parked[original[string(id)]] = append(parked[original[string(id)]], at)
 	}
 	return parked, rows.Err()
 }
@@ -143,18 +134,19 @@ type Place struct {
 	RoutingKey string        `json:"routing_key"`
 	Attempts   int           `json:"attempts,omitempty"` // refusals by the broker
 	LastError  string        `json:"last_error,omitempty"`
-	At         time.Time     `json:"at"` // since when it is there; if SCHEDULED, until when
-	Age        time.Duration `json:"-"`  // since At by the database's clock; negative if it is to come
+	Deferred   time.Time     `json:"deferred_since,omitzero"` // when a worker first handed it back as not its own to handle
+	At         time.Time     `json:"at"`                      // since when it is there; if SCHEDULED, until when
+	Age        time.Duration `json:"-"`                       // since At by the database's clock; negative if it is to come
 }
 
 // Both parts are served by an index on message_id.
 const findSQL = `
 SELECT status, exchange, routing_key, attempts, last_error, IF(status = 'PUBLISHED', published_at, created_at),
-       TIMESTAMPDIFF(MICROSECOND, IF(status = 'PUBLISHED', published_at, created_at), NOW(6))
+       TIMESTAMPDIFF(MICROSECOND, IF(status = 'PUBLISHED', published_at, created_at), NOW(6)), headers
   FROM outbox_events
  WHERE message_id = ?
  UNION ALL
-SELECT 'SCHEDULED', exchange, routing_key, 0, last_error, due_at, TIMESTAMPDIFF(MICROSECOND, due_at, NOW(6))
+SELECT 'SCHEDULED', exchange, routing_key, 0, last_error, due_at, TIMESTAMPDIFF(MICROSECOND, due_at, NOW(6)), headers
   FROM scheduled_messages
  WHERE message_id = ?`
 
@@ -169,14 +161,17 @@ func Find(ctx context.Context, q sqltx.Querier, messageID string) ([]Place, erro
 	var places []Place
 	for rows.Next() {
 		var p Place
-		var exchange, routingKey []byte
+		var exchange, routingKey, headers []byte
 		var lastError sql.NullString
 		var age int64
-		if err := rows.Scan(&p.Status, &exchange, &routingKey, &p.Attempts, &lastError, &p.At, &age); err != nil {
+		if err := rows.Scan(&p.Status, &exchange, &routingKey, &p.Attempts, &lastError, &p.At, &age, &headers); err != nil {
 			return nil, fmt.Errorf("find message %q: %w", messageID, err)
 		}
 		p.Exchange, p.RoutingKey, p.LastError = string(exchange), string(routingKey), lastError.String
 		p.Age = time.Duration(age) * time.Microsecond
+		if h, err := message.DecodeHeaders(headers); err == nil { // else nobody of us wrote it, nor handed it back
+			p.Deferred, _ = time.Parse(time.RFC3339Nano, h.String(message.HeaderDeferredSince)) // zero: it has none
+		}
 		places = append(places, p)
 	}
 	return places, rows.Err()

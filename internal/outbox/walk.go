@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -153,9 +154,16 @@ func (p *pump) leaveOut(w *walk, r *row, b blocker) bool {
 
 // cover has the next passes jump over what was read, too, though it is known, because much of it
 // is held up: as many rows as were in flight when their destination refused the first.
+//
+// A destination that has room for more is no reason to read a stretch again: what goes there is
+// known. As one, it would have all be read by each pass that was left out for another's sake.
 func (p *pump) cover(w *walk, h haul) {
+	maps.DeleteFunc(h.blockers, func(b *hold, _ bool) bool { return b.hasRoom(p) })
 	n := len(w.behind)
 	if n == 0 || w.behind[n-1].sum.rows >= uint64(p.cfg.Page) {
+		if len(h.blockers) == 0 {
+			return // nothing would end it
+		}
 		w.behind = append(w.behind, newStretch())
 		n++
 	}

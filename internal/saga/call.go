@@ -1,8 +1,11 @@
 package saga
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
+	"time"
 
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
@@ -15,11 +18,19 @@ type Info struct {
 	Step      string
 	Direction Direction
 	Attempt   int
+	Unknown   bool // in a compensation: nobody knows whether the action happened, nor what it returned
+	Called    bool // its Prepare was called before, and that call may have had its effect
 }
 
 // IdempotencyKey is the same for every attempt of this step in this direction.
 func (i Info) IdempotencyKey() string {
 	return i.SagaID + ":" + i.Step + ":" + string(i.Direction)
+}
+
+// ActionKey is the IdempotencyKey of the step's action: in a compensation, of what is to be undone.
+func (i Info) ActionKey() string {
+	i.Direction = Execute
+	return i.IdempotencyKey()
 }
 
 // InfoFrom returns the Info of the step that ctx belongs to.
@@ -48,7 +59,12 @@ type call struct {
 	ctx  context.Context // of this saga's span, not of the batch
 	info Info
 	in   any
-	done []byte // in a compensation: what the action returned
+	done []byte // in a compensation: what the action returned; nil: not known
+
+	timeout time.Duration // 0: none of its own
+	earlier *results
+
+	prepared []byte // what its Prepare returned; nil: it has none
 
 	result []byte
 	err    error
@@ -75,10 +91,13 @@ func (c *call) fail(err error) { c.result, c.events, c.err = nil, nil, err }
 type function func(ctx context.Context, tx *sqltx.Tx, calls []*call)
 
 // each makes a function of one that handles one call: what it wrote is undone if it fails.
-func each(one func(tx *sqltx.Tx, c *call) error) function {
+func each(one func(ctx context.Context, tx *sqltx.Tx, c *call) error) function {
 	return func(_ context.Context, tx *sqltx.Tx, calls []*call) {
 		for _, c := range calls {
-			if err := apart(c.ctx, tx, func() error { return one(tx, c) }); err != nil {
+			err := apart(c.ctx, tx, func() error {
+				return limited(c.ctx, []*call{c}, func(ctx context.Context) error { return one(ctx, tx, c) })
+			})
+			if err != nil {
 				c.fail(err)
 			}
 			if tx.Err() != nil {
@@ -94,7 +113,7 @@ func together(many func(ctx context.Context, tx *sqltx.Tx, calls []*call) error)
 	var run function
 	run = func(ctx context.Context, tx *sqltx.Tx, calls []*call) {
 		err := apart(ctx, tx, func() error {
-			err := many(ctx, tx, calls)
+			err := limited(ctx, calls, func(ctx context.Context) error { return many(ctx, tx, calls) })
 			if err == nil && len(calls) == 1 {
 				err = calls[0].err // alone, also what was written for it can be undone
 			}
@@ -120,6 +139,29 @@ func together(many func(ctx context.Context, tx *sqltx.Tx, calls []*call) error)
 		}
 	}
 	return run
+}
+
+// limited calls f; its context, and those of the calls, end when the step's time is over. What takes
+// longer has failed, also if it does not say so.
+func limited(ctx context.Context, calls []*call, f func(ctx context.Context) error) error {
+	d := calls[0].timeout
+	if d == 0 {
+		return f(ctx)
+	}
+	deadline := time.Now().Add(d)
+	for _, c := range calls {
+		whole := c.ctx
+		var cancel context.CancelFunc
+		c.ctx, cancel = context.WithDeadline(whole, deadline)
+		defer func() { cancel(); c.ctx = whole }()
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	err := f(ctx)
+	if time.Now().Before(deadline) || IsPermanent(err) {
+		return err
+	}
+	return fmt.Errorf("not done within %s: %w", d, cmp.Or(err, context.DeadlineExceeded))
 }
 
 // apart runs f; if it fails, its own writes are undone and no others.

@@ -109,6 +109,8 @@ func TestCommandParkedOfUnknownDefinition(t *testing.T) {
 				t.Errorf("parked: %+v", d.Summary)
 			}
 			one(t, "events", w.outbox())
+			// A hook needs the definition, and the saga's input.
+			equal(t, "hooks called", len(s.called()), map[bool]int{true: 1}[name == "step"])
 		})
 	}
 }

@@ -1,17 +1,14 @@
 package saga
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"reflect"
-	"runtime"
 	"strings"
 	"time"
 
-	"backstep/internal/sqltx"
+	"backstep/internal/message"
 )
 
 // Definition is a saga's steps and hooks. An instance stays on the version it started with,
@@ -21,32 +18,50 @@ type Definition struct {
 	Type    string
 	Version int
 
-	steps  []*step
-	plan   string // what must not change under an instance: the steps, and which can be undone
-	hooks  hooks
-	decode func(payload []byte) (any, error)
+	steps   []*step
+	pivot   int           // index of the step that there is no way back from; len(steps): there is none
+	within  time.Duration // deadline of the whole saga; 0: none
+	maxBody int           // of a command, in bytes
+	plan    string        // what must not change under an instance: the steps, and which can be undone
+	hooks   hooks
+	decode  func(payload []byte) (any, error)
 }
 
 type step struct {
 	name       string
 	queue      string
 	action     function
-	compensate function // nil: nothing to undo
+	compensate function // nil: nothing to undo, or a remote step
+	remote     bool     // its queue is another service's
+	final      bool     // a remote step with nothing to undo
+	pivot      bool
 	retry      retryPolicy
+	timeout    time.Duration // of one run of a function; 0: that of the transaction
+	deadline   time.Duration // from the publish of its command to its end; 0: none
 	lock       *lock
+
+	prepare, prepareUndo *external // nil: it calls nobody
+
+	checkResult func(result []byte) error // whether it decodes
 }
 
-// Hooks are nil if the definition does not have them.
-type (
-	hook       func(ctx context.Context, tx *sqltx.Tx, in any) error
-	reasonHook func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error
-	hooks      struct {
-		completed, resumed        hook
-		compensated, manualAction reasonHook
-	}
-)
+// half is how long after its publish a command that has had no reply is emitted once more.
+func (s *step) half() time.Duration { return s.deadline / 2 }
 
-// Part is a step or a hook of a definition for sagas with input In.
+// undoable reports whether the step has a compensation.
+func (s *step) undoable() bool { return s.compensate != nil || s.remote && !s.final }
+
+// attempts returns how often a step may be tried in a direction. A remote action is tried once if
+// nobody says more, since a time-out leaves its outcome open; a compensation is tried again all the
+// same, or one lost reply would need a person.
+func (s *step) attempts(d Direction) int {
+	if s.remote && d == Compensate {
+		return max(s.retry.attempts, defaultRetry.attempts)
+	}
+	return s.retry.attempts
+}
+
+// Part is a step, a hook or a deadline of a definition for sagas with input In.
 type Part[In any] func(d *Definition)
 
 // Queue is the queue whose workers run a step.
@@ -56,14 +71,13 @@ type Queue string
 // has 255 bytes at most.
 const maxName = 127
 
+// maxSteps is how many bits saga_instances.skipped has.
+const maxSteps = 64
+
 // Define makes a definition of its parts: steps in the order they run, and hooks. It panics
 // on what is a programmer's mistake, such as no steps, or two of one name; so does Step.
 func Define[In any](typ string, version int, parts ...Part[In]) *Definition {
-	d := &Definition{Type: typ, Version: version, decode: func(b []byte) (any, error) {
-		var in In
-		err := json.Unmarshal(b, &in)
-		return in, err
-	}}
+	d := &Definition{Type: typ, Version: version, maxBody: message.MaxBody, decode: func(b []byte) (any, error) { return decoded[In](b) }}
 	for _, p := range parts {
 		p(d)
 	}
@@ -74,13 +88,23 @@ func Define[In any](typ string, version int, parts ...Part[In]) *Definition {
 		d.mistake("its version must be 1 or more")
 	case len(d.steps) == 0:
 		d.mistake("it needs a step")
+	case len(d.steps) > maxSteps:
+		d.mistake("it has %d steps; %d is the limit", len(d.steps), maxSteps)
 	case !encodes[In]():
 		d.mistake("JSON cannot say its input %s", reflect.TypeFor[In]())
 	}
 	names := map[string]bool{}
-	for _, s := range d.steps {
-		if names[s.name] {
+	d.pivot = len(d.steps)
+	for i, s := range d.steps {
+		switch {
+		case names[s.name]:
 			d.mistake("two steps have the name %q", s.name)
+		case s.pivot && d.pivot < i:
+			d.mistake("two steps, %q and %q, are the pivot", d.steps[d.pivot].name, s.name)
+		case s.undoable() && d.pivot < i:
+			d.mistake("step %q, behind the pivot, has a compensation; nothing is compensated there", s.name)
+		case s.pivot:
+			d.pivot = i
 		}
 		names[s.name] = true
 	}
@@ -95,11 +119,38 @@ func (d *Definition) mistake(format string, args ...any) {
 func (d *Definition) describe() string {
 	steps := make([]string, len(d.steps))
 	for i, s := range d.steps {
-		if steps[i] = s.name; s.compensate != nil {
+		steps[i] = s.name
+		if s.undoable() {
 			steps[i] += " (undoable)"
+		}
+		if s.pivot {
+			steps[i] += " (pivot)"
+		}
+		if s.remote {
+			steps[i] += " (remote)"
 		}
 	}
 	return strings.Join(steps, ", ")
+}
+
+// fits reports whether a saga that began with a plan and is at a step is one of this definition: a
+// definition may have been edited in place. What an older release began has no plan.
+func (d *Definition) fits(plan string, current int) bool {
+	return (plan == "" || plan == d.plan) && current < len(d.steps)
+}
+
+// planned returns the names of the steps in a plan, for people: a name that has ", " in it is two.
+func planned(plan string) []string {
+	if plan == "" {
+		return nil
+	}
+	names := strings.Split(plan, ", ")
+	for i := range names {
+		for _, what := range []string{" (remote)", " (pivot)", " (undoable)"} { // the last comes first
+			names[i] = strings.TrimSuffix(names[i], what)
+		}
+	}
+	return names
 }
 
 // encodes reports whether JSON can say values of type T.
@@ -114,99 +165,11 @@ func (s *step) mistake(format string, args ...any) {
 	panic(fmt.Sprintf("saga.Step(%q, %q): ", s.name, s.queue) + fmt.Sprintf(format, args...))
 }
 
-// StepOption changes how a step runs.
-type StepOption func(*step)
-
-type retryPolicy struct {
-	attempts  int
-	base, cap time.Duration
-}
-
-var defaultRetry = retryPolicy{attempts: 5, base: time.Second, cap: 5 * time.Minute}
-
-// Retry sets how often a step, and its compensation, is tried in all, and the base of the
-// back-off between tries. Default 5 and 1 s.
-func Retry(attempts int, base time.Duration) StepOption {
-	return func(s *step) { s.retry.attempts, s.retry.base = attempts, base }
-}
-
-// delay returns how long to wait after attempt n failed, n ≥ 1: uniformly random in
-// [0, min(cap, base·2ⁿ⁻¹)), the "full jitter" of Brooker, "Exponential Backoff and Jitter"
-// (2015). It never overflows.
-func (p retryPolicy) delay(n int) time.Duration {
-	limit := p.cap
-	if shift := n - 1; p.base <= limit>>shift {
-		limit = p.base << shift
-	}
-	return rand.N(limit)
-}
-
-type lock struct {
-	kind  string // of rows
-	input reflect.Type
-	keys  func(in any) []string
-	take  func(ctx context.Context, tx *sqltx.Tx, keys []string) error
-}
-
-// Locks says which business rows a step, and its compensation, works on. Before a batch runs
-// take is called once with the sorted union of its messages' keys, so that batches cannot
-// deadlock on them. Steps that lock the same kind of rows name the same take: functions are
-// told apart by their names, so two closures made by the same code are one kind.
-func Locks[In any](keys func(in In) []string, take func(ctx context.Context, tx *sqltx.Tx, keys []string) error) StepOption {
-	if keys == nil || take == nil {
-		panic("saga.Locks needs two functions")
-	}
-	l := &lock{
-		kind:  runtime.FuncForPC(reflect.ValueOf(take).Pointer()).Name(),
-		input: reflect.TypeFor[In](),
-		keys:  func(in any) []string { return keys(in.(In)) },
-		take:  take,
-	}
-	return func(s *step) { s.lock = l }
-}
-
-// OnCompleted runs in the transaction that completes the saga.
-func OnCompleted[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In) error) Part[In] {
-	return func(d *Definition) { setHook(d, &d.hooks.completed, "OnCompleted", hook) }
-}
-
-// OnCompensated runs in the transaction that ends a compensated saga; reason is the failure
-// that started it.
-func OnCompensated[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In, reason string) error) Part[In] {
-	return func(d *Definition) { setReasonHook(d, &d.hooks.compensated, "OnCompensated", hook) }
-}
-
-// OnManualAction runs in the transaction that stops a saga for an operator. If it fails the
-// saga is stopped all the same, and the reason says so.
-func OnManualAction[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In, reason string) error) Part[In] {
-	return func(d *Definition) { setReasonHook(d, &d.hooks.manualAction, "OnManualAction", hook) }
-}
-
-// OnResumed runs in the transaction in which a saga leaves MANUAL_ACTION.
-func OnResumed[In any](hook func(ctx context.Context, tx *sqltx.Tx, in In) error) Part[In] {
-	return func(d *Definition) { setHook(d, &d.hooks.resumed, "OnResumed", hook) }
-}
-
-func setHook[In any](d *Definition, slot *hook, name string, f func(context.Context, *sqltx.Tx, In) error) {
-	if f == nil || *slot != nil {
-		d.mistake("%s needs one function", name)
-	}
-	*slot = func(ctx context.Context, tx *sqltx.Tx, in any) error { return f(ctx, tx, in.(In)) }
-}
-
-func setReasonHook[In any](d *Definition, slot *reasonHook, name string, f func(context.Context, *sqltx.Tx, In, string) error) {
-	if f == nil || *slot != nil {
-		d.mistake("%s needs one function", name)
-	}
-	*slot = func(ctx context.Context, tx *sqltx.Tx, in any, reason string) error {
-		return f(ctx, tx, in.(In), reason)
-	}
-}
-
-// undoBefore returns the index of the last step before i that has a compensation, or -1.
-func (d *Definition) undoBefore(i int) int {
-	for i--; i >= 0; i-- {
-		if d.steps[i].compensate != nil {
+// undoFrom returns the index of the last step up to i that has a compensation and was not
+// skipped, or -1.
+func (d *Definition) undoFrom(i int, skipped uint64) int {
+	for ; i >= 0; i-- {
+		if d.steps[i].undoable() && skipped&(1<<i) == 0 {
 			return i
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -32,7 +31,7 @@ func TestDefinePanicsOnMistakes(t *testing.T) {
 		{"no type", func() { Define("", 1, ok()) }, "type"},
 		{"type too long", func() { Define(long, 1, ok()) }, "type"},
 		{"version 0", func() { Define("t", 0, ok()) }, "version"},
-		{"no steps", func() { Define[trip]("t", 1) }, "step"},
+		{"no steps", func() { Define[trip]("t", 1) }, "step"}, // B96
 		{"only hooks", func() { Define("t", 1, OnCompleted(func(context.Context, *sqltx.Tx, trip) error { return nil })) }, "step"},
 		{"two of one name", func() { Define("t", 1, ok(), ok()) }, `"a"`},
 		{"no name", func() { Define("t", 1, Step("", "q", act, undo)) }, "name"},
@@ -41,6 +40,8 @@ func TestDefinePanicsOnMistakes(t *testing.T) {
 		{"no action", func() { Define("t", 1, Step[trip, booking]("a", "q", nil, undo)) }, "action"},
 		{"no attempts", func() { Define("t", 1, ok(Retry(0, time.Second))) }, "attempt"},
 		{"no back-off", func() { Define("t", 1, ok(Retry(3, 0))) }, "back-off"},
+		{"the longest back-off", func() { Define("t", 1, ok(RetryCap(maxWait))) }, ""},
+		{"a command that is too old when it comes", func() { Define("t", 1, ok(RetryCap(15*24*time.Hour))) }, "back-off of up to 360h"},
 		{"locks without keys", func() { Define("t", 1, ok(Locks[trip](nil, take))) }, "Locks"},
 		{"locks without take", func() { Define("t", 1, ok(Locks(keys, nil))) }, "Locks"},
 		{"locks of another input", func() { Define("t", 1, ok(Locks(func(int) []string { return nil }, take))) }, "Locks"},
@@ -49,6 +50,7 @@ func TestDefinePanicsOnMistakes(t *testing.T) {
 			f := func(context.Context, *sqltx.Tx, trip, string) error { return nil }
 			Define("t", 1, ok(), OnCompensated(f), OnCompensated(f))
 		}, "OnCompensated"},
+		{"a name that ends with a blank", func() { Define("t", 1, Step("a ", "q", act, nil)) }, "begins or ends with a blank"},
 		{"result JSON cannot say", func() {
 			Define("t", 1, Step("a", "q", func(context.Context, *sqltx.Tx, trip) (chan int, error) { return nil, nil }, nil))
 		}, "result"},
@@ -71,25 +73,5 @@ func TestDefinePanicsOnMistakes(t *testing.T) {
 			}()
 			tt.define()
 		})
-	}
-}
-
-func TestRetryDelay(t *testing.T) {
-	for _, base := range []time.Duration{1, time.Millisecond, time.Second, time.Minute, 24 * time.Hour, math.MaxInt64} {
-		p := retryPolicy{attempts: 5, base: base, cap: 5 * time.Minute}
-		for _, n := range []int{1, 2, 10, 29, 30, 31, 62, 63, 64, 65, 1000, math.MaxInt} {
-			limit := time.Duration(min(float64(5*time.Minute), float64(base)*math.Pow(2, float64(n-1))))
-			var longest time.Duration
-			for range 200 {
-				d := p.delay(n)
-				if d < 0 || d >= max(limit, 1) {
-					t.Fatalf("base %s, attempt %d: %s, want less than %s", base, n, d, limit)
-				}
-				longest = max(longest, d)
-			}
-			if longest < limit/2 {
-				t.Errorf("base %s, attempt %d: never longer than %s of %s", base, n, longest, limit)
-			}
-		}
 	}
 }

@@ -2,8 +2,10 @@ package saga
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"backstep/internal/message"
 	"backstep/internal/sqltx"
@@ -40,6 +42,33 @@ func (e *Engine) Definition(typ string, version int) (*Definition, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrUnknownDefinition, typ, version)
 }
 
+// Takes returns an error unless workers that know duplicates for retention take the commands of every
+// step, however long they wait between two attempts: half of it is for queues and outages.
+func (e *Engine) Takes(retention time.Duration) error {
+	var errs []error
+	for _, versions := range e.defs {
+		for _, d := range versions {
+			for i, s := range d.steps {
+				// What a participant takes is its own affair.
+				if wait := s.retry.longest(i > d.pivot); !s.remote && wait > retention/2 {
+					errs = append(errs, fmt.Errorf("step %s of %s version %d may wait %s until it is tried again, but messages older than %s are refused: that must be twice as long",
+						s.name, d.Type, d.Version, wait, retention))
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stepOf returns the step of an instance that it awaits, nil if this engine does not know it.
+func (e *Engine) stepOf(typ string, version, current int) *step {
+	d := e.defs[typ][version]
+	if d == nil || current >= len(d.steps) {
+		return nil
+	}
+	return d.steps[current]
+}
+
 // HandleBatch runs the commands among msgs that are awaited, and records what follows:
 // steps, instances and next commands in one statement each. The others are stale.
 func (e *Engine) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.Message) []message.Outcome {
@@ -52,7 +81,8 @@ func (e *Engine) HandleBatch(ctx context.Context, tx *sqltx.Tx, msgs []message.M
 }
 
 // CommandParked tells the engine, in the transaction that parks m, that nobody will run it
-// now: if a saga awaits it, that saga needs an operator. A replay of m moves it on again.
+// now, nor handle it if it is a reply: if a saga awaits it, that saga needs an operator. A replay of
+// m moves it on again.
 func (e *Engine) CommandParked(ctx context.Context, tx *sqltx.Tx, m *message.Message, reason string) error {
 	id := m.Headers.String(message.HeaderSagaID)
 	if id == "" {
@@ -62,19 +92,44 @@ func (e *Engine) CommandParked(ctx context.Context, tx *sqltx.Tx, m *message.Mes
 	if err != nil {
 		return err
 	}
-	in := found[id]
-	if in == nil || in.commandID != m.MessageID || in.status != Running && in.status != Compensating {
+	b, in, what := &batch{Engine: e, tx: tx}, found[id], "command"
+	if in == nil || in.status != Running && in.status != Compensating {
 		return nil
 	}
-	in.def = e.defs[in.typ][in.version]
-	if in.def != nil {
-		if in.input, err = in.def.decode(in.payload); err != nil {
-			in.def = nil // no hook can be called, but the saga must not be stuck
-		}
+	if in.commandID == m.MessageID {
+		e.find(in)
+	} else if unhandled, err := b.keepUnhandled(ctx, &command{Message: m, in: in}); err != nil || !unhandled {
+		return err
+	} else {
+		what = "reply"
 	}
-	b := &batch{Engine: e, tx: tx}
-	if err := b.stop(ctx, in, EvCommandParked, "command parked: "+reason); err != nil {
+	if err := b.stop(ctx, in, EvCommandParked, what+" parked: "+reason); err != nil {
 		return err
 	}
 	return b.write(ctx)
+}
+
+// find completes what is known about an instance. Any outcome but Done says why it cannot be moved on
+// here, or now: its definition is set all the same if there is one, for a saga must not be stuck.
+func (e *Engine) find(in *instance) message.Outcome {
+	// Somebody has started it, so there is, or was, a worker that knows it: this one may be older or newer.
+	if in.def = e.defs[in.typ][in.version]; in.def == nil && e.defs[in.typ] == nil {
+		return deferred("this worker does not know saga type %q", in.typ)
+	}
+	if in.def == nil {
+		return deferred("this worker does not know version %d of saga type %q", in.version, in.typ)
+	}
+	var err error
+	in.input, err = in.def.decode(in.payload)
+	in.unread = err != nil
+	switch {
+	case in.plan != "" && in.plan != in.def.plan:
+		return message.Park("saga %s awaits step %d of %q with the steps %s, but this worker's version %d has the steps %s; "+
+			"a definition that changes needs a new version", in.id, in.current+1, in.typ, in.plan, in.version, in.def.plan)
+	case in.current >= len(in.def.steps):
+		return message.Park("saga %s is at step %d; its definition has %d", in.id, in.current, len(in.def.steps))
+	case in.unread:
+		return message.Park("input of saga %s: %v", in.id, err)
+	}
+	return message.Outcome{Kind: message.Done}
 }

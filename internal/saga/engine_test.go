@@ -100,7 +100,8 @@ func TestFailureAtEachStep(t *testing.T) {
 	}
 }
 
-// B96: each shape of definition completes too.
+// B96: each shape of definition completes too, in the transaction of the last effect, and is compensated
+// in that of the last one if its last step fails. One of no steps is refused: TestDefinePanicsOnMistakes.
 func TestEveryShapeCompletes(t *testing.T) {
 	t.Parallel()
 	for _, steps := range [][]string{{"a"}, {"a!"}, {"a", "b!"}, {"a!", "b!"}, {"a!", "b"}} {
@@ -108,10 +109,26 @@ func TestEveryShapeCompletes(t *testing.T) {
 			t.Parallel()
 			var s script
 			w := newWorld(t, s.define(steps...))
-			id := w.start("x")
-			w.run()
-			equal(t, "status", w.get(id).Status, Completed)
-			equal(t, "effects", len(w.effects()), len(steps)+1)
+			last := strings.TrimSuffix(steps[len(steps)-1], "!")
+			for end, fails := range map[Status]error{Completed: nil, Compensated: Fail("no")} {
+				w.exec(`DELETE FROM effects`)
+				s.fail(last, fails)
+				id := w.start(string(end))
+				for next := []message.Message{w.command()}; len(next) > 0; next = w.commands() {
+					before, effects := w.get(id), w.effects()
+					tx, err := w.db.BeginTx(t.Context(), nil)
+					w.must(err)
+					w.engine.HandleBatch(t.Context(), sqltx.Join(tx), next)
+					equal(t, "before the commit", []any{w.get(id), w.effects()}, []any{before, effects})
+					w.must(tx.Commit())
+					taken := w.taken
+					ended := len(w.commands()) == 0
+					w.taken = taken
+					equal(t, "it has ended", w.get(id).Status == end, ended)
+					list := w.effects()
+					equal(t, "the hook has run", len(list) > 0 && strings.HasPrefix(list[len(list)-1], strings.ToLower(string(end))), ended)
+				}
+			}
 		})
 	}
 }

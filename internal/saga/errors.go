@@ -12,6 +12,16 @@ var (
 	ErrUnknownDefinition = errors.New("saga: unknown definition")
 )
 
+// HookError is what a hook of a saga's definition failed with, while its transaction was sound: it is that
+// saga's matter, not the database's.
+type HookError struct {
+	SagaID string
+	Err    error
+}
+
+func (e *HookError) Error() string { return fmt.Sprintf("hook of saga %s: %v", e.SagaID, e.Err) }
+func (e *HookError) Unwrap() error { return e.Err }
+
 // failure is a business failure: no repeat can cure it.
 type failure struct{ reason string }
 
@@ -24,7 +34,16 @@ func Fail(format string, args ...any) error { return &failure{fmt.Sprintf(format
 
 // IsPermanent reports whether err, or an error it wraps, says no redelivery can cure it.
 // Unknown errors are not permanent: a retry too many costs time, a retry too few costs a saga.
-func IsPermanent(err error) bool {
-	var p interface{ Permanent() bool }
-	return errors.As(err, &p) && p.Permanent()
+func IsPermanent(err error) bool { return permanent(err) != nil }
+
+// permanent returns what says no for good, without the words of those it came by; nil: nothing does.
+func permanent(err error) error {
+	var p interface {
+		error
+		Permanent() bool
+	}
+	if errors.As(err, &p) && p.Permanent() {
+		return p
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"backstep/internal/message"
 	"backstep/internal/sqltx"
 )
 
@@ -45,6 +46,10 @@ func TestManualActionHookFails(t *testing.T) {
 	for name, f := range map[string]func(context.Context, *sqltx.Tx) error{
 		"error": func(context.Context, *sqltx.Tx) error { return errors.New("boom") },
 		"panic": func(context.Context, *sqltx.Tx) error { panic("boom") },
+		"no message": func(ctx context.Context, _ *sqltx.Tx) error {
+			Emit(ctx, message.Message{Properties: message.Properties{Type: "boom"}, Exchange: "e", RoutingKey: strings.Repeat("k", 300)})
+			return nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,7 +3,6 @@ package saga
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -17,30 +16,55 @@ type instance struct {
 	id, typ       string
 	version       int
 	correlationID string
-	traceID       string // when it starts
+	traceID       string
 	status        Status
 	direction     Direction
 	current       int // index of the step whose command is awaited
 	attempt       int
 	commandID     string // "": nothing is awaited
+	waits         string // the command that it awaited before, if that may wait for its time yet; "": none
+	rescues       int    // of the command that is awaited
 	payload       []byte
 	plan          string // of the definition it started with; "": not known
 	lastError     string
+	undoReason    string // why it was being undone when it stopped
+	skipped       uint64 // steps whose action is not to be undone: an operator left it out, or it never ran. Bit i is step i
+	cancelReason  string // why it is to be undone, though nothing failed; RUNNING: as soon as its call is resolved
+	callOpen      bool   // its step made a call whose outcome is not known
 
-	def   *Definition // nil: not known yet, or not at all
-	input any
-	dirty bool
+	rows map[int]StepState // of its steps, as they are in the database; nil: not read yet. See stepRows
+
+	def      *Definition // nil: not known yet, or not at all
+	input    any
+	unread   bool // its input does not decode here: no hook can be called
+	dirty    bool
+	wide     bool // it has, or had, more than most instances have: see updateWide
+	deadline stepDeadline
+
+	nothing   uint64 // COMPLETED: the steps of which nothing stands; see known
+	unlimited bool   // the saga's own deadline cannot undo it any more
 }
 
 // step returns the step whose command is awaited. The definition must be known.
 func (in *instance) step() *step { return in.def.steps[in.current] }
 
-// stepName is for people.
+// onlyUnread reports whether nothing but its input is what keeps an instance from being moved on here.
+func (in *instance) onlyUnread() bool { return in.unread && in.def.fits(in.plan, in.current) }
+
+// pastPivot reports whether there is no way back.
+func (in *instance) pastPivot() bool {
+	return in.def != nil && in.direction == Execute && in.current > in.def.pivot
+}
+
+// stepName is for people. What a definition is not here to say stands in the plan.
 func (in *instance) stepName() string {
-	if in.def == nil || in.current >= len(in.def.steps) {
-		return fmt.Sprintf("number %d", in.current)
+	if in.def != nil && in.current < len(in.def.steps) {
+		return in.step().name
 	}
-	return in.step().name
+	if names := planned(in.plan); in.current < len(names) {
+		return names[in.current]
+	}
+	return fmt.Sprintf("number %d", in.current+1)
 }
 
 // withReason makes a hook of one that is told the reason.
@@ -53,7 +77,8 @@ func (in *instance) withReason(f reasonHook) hook {
 
 // Served by the primary key, which is also the order of the locks.
 const lockInstancesSQL = `
-SELECT id, type, version, correlation_id, status, direction, current_step, attempt, command_id, payload, plan, last_error
+SELECT id, type, version, correlation_id, trace_id, status, direction, current_step, attempt, command_id, payload, plan,
+       last_error, undo_reason, skipped, cancel_reason, call_open, rescues, deadline_at IS NOT NULL OR saga_deadline_at IS NOT NULL
   FROM saga_instances
  WHERE id IN (%s)
  ORDER BY id
@@ -72,14 +97,19 @@ func lockInstances(ctx context.Context, tx *sqltx.Tx, ids []string) (map[string]
 	defer rows.Close()
 	for rows.Next() {
 		var in instance
-		var id, typ, correlation, command, plan []byte
-		var lastError sql.NullString
-		if err := rows.Scan(&id, &typ, &in.version, &correlation, &in.status, &in.direction,
-			&in.current, &in.attempt, &command, &in.payload, &plan, &lastError); err != nil {
+		var id, typ, correlation, traceID, command, plan []byte
+		var lastError, undoReason, cancelReason sql.NullString
+		var deadline bool
+		if err := rows.Scan(&id, &typ, &in.version, &correlation, &traceID, &in.status, &in.direction,
+			&in.current, &in.attempt, &command, &in.payload, &plan, &lastError, &undoReason,
+			&in.skipped, &cancelReason, &in.callOpen, &in.rescues, &deadline); err != nil {
 			return nil, fmt.Errorf("lock sagas: %w", err)
 		}
 		in.id, in.typ, in.correlationID, in.commandID = string(id), string(typ), string(correlation), string(command)
-		in.plan, in.lastError = string(plan), lastError.String
+		in.waits = in.commandID
+		in.traceID, in.plan = string(traceID), string(plan)
+		in.lastError, in.undoReason, in.cancelReason = lastError.String, undoReason.String, cancelReason.String
+		in.wide = in.skipped != 0 || cancelReason.Valid || in.callOpen || deadline
 		out[in.id] = &in
 	}
 	if err := rows.Err(); err != nil {
@@ -114,100 +144,6 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// One statement for all instances of a batch. STRAIGHT_JOIN: the values come first, each
-// finds its row by primary key, already locked.
-const (
-	updateInstancesSQL = `
-UPDATE (%s) v
-       STRAIGHT_JOIN saga_instances i ON i.id = v.id
-   SET i.status = v.status, i.direction = v.direction, i.current_step = v.current_step,
-       i.attempt = v.attempt, i.command_id = v.command_id, i.last_error = v.last_error,
-       i.awaited_since = IF(v.command_id IS NULL, NULL, NOW(6)),
-       i.finished_at = IF(v.status IN ('COMPLETED', 'COMPENSATED'), NOW(6), NULL),
-       i.updated_at = NOW(6)`
-
-	firstValuesSQL = `SELECT ? AS id, ? AS status, ? AS direction, ? AS current_step, ? AS attempt, ? AS command_id, ? AS last_error`
-	moreValuesSQL  = ` UNION ALL SELECT ?, ?, ?, ?, ?, ?, ?`
-)
-
-func updateInstances(ctx context.Context, tx *sqltx.Tx, instances []*instance) error {
-	if len(instances) == 0 {
-		return nil
-	}
-	args := make([]any, 0, 7*len(instances))
-	for _, in := range instances {
-		args = append(args, []byte(in.id), string(in.status), string(in.direction), in.current, in.attempt,
-			nullable(in.commandID), nullText(in.lastError))
-	}
-	values := firstValuesSQL + strings.Repeat(moreValuesSQL, len(instances)-1)
-	if _, err := tx.Exec(ctx, fmt.Sprintf(updateInstancesSQL, values), args...); err != nil {
-		return fmt.Errorf("update %d sagas: %w", len(instances), err)
-	}
-	return nil
-}
-
-// stepRow is a row of saga_steps to write.
-type stepRow struct {
-	sagaID   string
-	order    int
-	name     string
-	status   StepStatus
-	attempts int
-	result   []byte // nil: keep what is there
-	err      string
-}
-
-const (
-	upsertStepsSQL = `INSERT INTO saga_steps (saga_id, step_order, name, status, attempts, result, error) VALUES`
-
-	onStepThereSQL = `
-    ON DUPLICATE KEY UPDATE status = VALUES(status), attempts = VALUES(attempts),
-       result = COALESCE(VALUES(result), result), error = VALUES(error), updated_at = NOW(6)`
-)
-
-func upsertSteps(ctx context.Context, tx *sqltx.Tx, rows []stepRow) error {
-	in := sqltx.Insert{Head: upsertStepsSQL, Tuple: sqltx.Tuples(1, 7), Tail: onStepThereSQL}
-	for _, r := range rows {
-		in.Append([]byte(r.sagaID), r.order, []byte(r.name), string(r.status), r.attempts, r.result, nullText(r.err))
-	}
-	if err := in.Exec(ctx, tx); err != nil {
-		return fmt.Errorf("write %d saga steps: %w", len(rows), err)
-	}
-	return nil
-}
-
-const selectResultsSQL = `
-SELECT saga_id, result
-  FROM saga_steps
- WHERE (saga_id, step_order) IN (%s)`
-
-// command makes the message that has step current run, in the instance's direction, and
-// makes the instance await it.
-func (in *instance) command(requestID string) message.Message {
-	s := in.step()
-	in.commandID = message.NewID()
-	if requestID == "" {
-		requestID = in.commandID
-	}
-	return message.Message{
-		Properties: message.Properties{
-			MessageID: in.commandID, Type: in.typ + "." + s.name, CorrelationID: in.id,
-		},
-		Headers: message.Headers{
-			message.HeaderRequestID:   requestID,
-			message.HeaderSagaID:      in.id,
-			message.HeaderSagaType:    in.typ,
-			message.HeaderSagaVersion: int64(in.version),
-			message.HeaderStep:        s.name,
-			message.HeaderDirection:   string(in.direction),
-			message.HeaderAttempt:     int64(in.attempt),
-		},
-		Body:     in.payload,
-		Exchange: message.CommandsExchange, RoutingKey: s.queue, Mandatory: true,
-		OrderingKey: in.id, AggregateType: "saga", AggregateID: in.id,
-	}
-}
-
 // manualActionEvent tells whoever listens that an operator is needed.
 func (in *instance) manualActionEvent(now time.Time) message.Message {
 	return message.Message{
@@ -225,7 +161,7 @@ func (in *instance) manualActionEvent(now time.Time) message.Message {
 }
 
 func mustJSON(v any) []byte {
-	b, err := json.Marshal(v)
+	b, err := message.EncodeJSON(v)
 	if err != nil {
 		panic(err) // maps of strings always marshal
 	}

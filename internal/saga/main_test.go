@@ -193,6 +193,13 @@ func (w *world) exec(query string, args ...any) {
 	}
 }
 
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 func (w *world) start(name string) (id string) {
 	w.t.Helper()
 	err := sqltx.WithTx(w.t.Context(), w.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
@@ -333,8 +340,17 @@ func (w *world) get(id string) Detail {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	d.Unchanged = 0 // it grows while we look
+	d.Unchanged, d.UntilDue = 0, 0 // they change while we look
 	return d
+}
+
+// noted compares a saga with what it was before: something was noted among its actions, and that is all.
+func (w *world) noted(id string, before Detail) {
+	w.t.Helper()
+	after := w.get(id)
+	equal(w.t, "actions", len(after.Actions), len(before.Actions)+1)
+	after.Actions = before.Actions
+	equal(w.t, "saga", after, before)
 }
 
 func (w *world) number(query string, args ...any) (n int) {

@@ -3,7 +3,6 @@ package saga
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -11,7 +10,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"backstep/internal/crash"
-	"backstep/internal/outbox"
 	"backstep/internal/sqltx"
 	"backstep/internal/tracing"
 )
@@ -30,12 +28,24 @@ func (b *batch) handle(ctx context.Context, commands []*command) error {
 				return err
 			}
 		}
-		cl := &call{info: Info{SagaID: c.in.id, Step: s.name, Direction: direction, Attempt: c.in.attempt}, in: c.in.input, done: c.done}
+		cl := &call{
+			info: c.info(),
+			in:   c.in.input, done: c.done, timeout: s.timeout, earlier: &results{b: b, in: c.in},
+		}
 		c.ctx, spans[i] = tracing.Step(c.ctx, c.in.id, s.name, string(direction), c.in.attempt)
 		cl.ctx = withCall(c.ctx, cl)
-		if calls[i] = cl; c.Failure != "" {
+		calls[i] = cl
+		switch {
+		case c.Failure != "":
 			cl.err = errors.New(c.Failure)
-		} else {
+		case c.reply != nil:
+			cl.result, cl.err = c.reply.Result, c.reply.err()
+		case c.answer != nil && c.answer.err != nil:
+			cl.err = c.answer.err
+		default:
+			if c.answer != nil {
+				cl.prepared = c.answer.outcome
+			}
 			run = append(run, cl)
 		}
 	}
@@ -71,117 +81,98 @@ func (s *step) run(ctx context.Context, tx *sqltx.Tx, direction Direction, calls
 func (b *batch) settle(ctx context.Context, c *command, cl *call) error {
 	in, err := c.in, cl.err
 	b.events = append(b.events, cl.events...)
+	away, ok := errors.AsType[*elsewhere](err)
 	switch {
+	case ok:
+		*c.out = deferred("%s", away.reason)
+		return nil
 	case err == nil && in.direction == Execute:
+		in.callOpen = false
 		return b.completed(ctx, in, cl.result)
 	case err == nil:
 		return b.compensated(ctx, in)
-	case !IsPermanent(err) && in.attempt < in.step().retry.attempts:
-		return b.retry(ctx, in, c.RequestID(), err)
+	case in.unknowable(), errors.Is(err, errUnasked):
+		return b.undo(ctx, in, EvCancelled, EvCancelledClean, in.callOpen, change{because: in.cancelReason})
+	case !IsPermanent(err) && in.mayRetry():
+		first := c.RequestID()
+		if c.reply != nil { // it has an id of its own, and need not say whose first it answers
+			var rerr error
+			if first, rerr = b.chain(ctx, in); rerr != nil {
+				return rerr
+			}
+		}
+		return b.retry(ctx, in, first, err)
 	case in.direction == Execute:
-		return b.failed(ctx, in, err)
+		// The command of an earlier attempt may reach a participant yet, whatever it says of this one.
+		return b.failed(ctx, in, err, in.callOpen || in.step().remote && (!IsPermanent(err) || in.attempt > 1))
 	default:
 		return b.stop(ctx, in, EvCompensationFailed,
 			fmt.Sprintf("compensation of step %s failed at attempt %d: %v", in.step().name, in.attempt, err))
 	}
 }
 
-// hook calls f if the definition has it. What it emits is kept if it succeeds.
-func (b *batch) hook(ctx context.Context, in *instance, f hook) error {
-	if f == nil {
-		return nil
-	}
-	c := &call{}
-	if err := f(withCall(ctx, c), b.tx, in.input); err != nil {
-		return fmt.Errorf("hook of saga %s: %w", in.id, err)
-	}
-	b.events = append(b.events, c.events...)
-	return nil
-}
-
-// move applies the state table, and remembers what to write.
-func (b *batch) move(in *instance, ev Event, result []byte, reason string) error {
-	r, err := next(in.status, ev)
-	if err != nil {
-		return fmt.Errorf("saga %s: %w", in.id, err)
-	}
-	if r.step != "" {
-		b.steps = append(b.steps, stepRow{
-			sagaID: in.id, order: in.current, name: in.step().name,
-			status: r.step, attempts: in.attempt, result: result, err: reason,
-		})
-	}
-	in.status = r.to
-	if !in.dirty {
-		in.dirty = true
-		b.touched = append(b.touched, in)
-	}
-	return nil
-}
-
-// await makes step i, in the given direction, what the saga waits for next.
-func (b *batch) await(ctx context.Context, in *instance, i int, dir Direction) {
-	in.current, in.direction, in.attempt = i, dir, 1
-	m := in.command("")
-	tracing.Carry(ctx, &m)
-	b.commands = append(b.commands, m)
+// mayRetry reports whether the step that is awaited may be tried once more.
+func (in *instance) mayRetry() bool {
+	return in.pastPivot() || in.attempt < in.step().attempts(in.direction)
 }
 
 func (b *batch) completed(ctx context.Context, in *instance, result []byte) error {
-	if in.current+1 < len(in.def.steps) {
-		if err := b.move(in, EvStepCompleted, result, ""); err != nil {
-			return err
-		}
-		b.await(ctx, in, in.current+1, Execute)
-		return nil
+	in.lastError = "" // its deadline may have passed, and failed to end it
+	if in.cancelReason != "" && in.current < in.def.pivot {
+		ch := change{result: result, because: in.cancelReason}
+		return b.undo(ctx, in, EvStepUnwanted, EvStepUnwantedClean, true, ch)
 	}
-	if err := b.move(in, EvSagaCompleted, result, ""); err != nil {
-		return err
+	if in.cancelReason != "" {
+		why := fmt.Sprintf("its pivot, step %s, has completed: too late to undo it (%s)", in.stepName(), in.cancelReason)
+		b.log.Info("too late to cancel", "saga_id", in.id, "reason", in.cancelReason)
+		in.cancelReason, in.wide = "", true
+		at := in.brief()
+		b.actions = append(b.actions, action{in.id, "cancel refused", "worker", clip(why), at, at})
 	}
-	in.commandID, in.lastError = "", ""
-	return b.hook(ctx, in, in.def.hooks.completed)
+	if in.current+1 == len(in.def.steps) {
+		return b.move(ctx, in, EvSagaCompleted, change{result: result})
+	}
+	return b.move(ctx, in, EvStepCompleted, change{result: result})
 }
 
-func (b *batch) failed(ctx context.Context, in *instance, cause error) error {
-	reason := clip(cause.Error())
+// failed undoes a saga whose step failed for good: what came before it, and if nobody knows
+// whether it happened, the step too. Where there is no way back a person has to decide.
+func (b *batch) failed(ctx context.Context, in *instance, cause error, unknown bool) error {
+	s, reason := in.step(), clip(cause.Error())
 	if !IsPermanent(cause) {
 		reason = fmt.Sprintf("gave up after %d attempts: %s", in.attempt, reason)
 	}
-	in.lastError = failureOf(in.step().name, reason)
-	undo := in.def.undoBefore(in.current)
-	if undo < 0 {
-		return b.undone(ctx, in, EvStepFailedClean, reason)
+	because := failureOf(s.name, reason)
+	if in.pastPivot() {
+		return b.stop(ctx, in, EvStepRefused, because+"; the pivot is behind it, so the saga cannot be undone")
 	}
-	if err := b.move(in, EvStepFailed, nil, reason); err != nil {
-		return err
+	if unknown && s.pivot && !s.undoable() {
+		return b.stop(ctx, in, EvStepRefused, because+"; nobody knows whether this step, the pivot, has happened")
 	}
-	b.await(ctx, in, undo, Compensate)
+	err := b.undo(ctx, in, EvStepFailed, EvStepFailedClean, unknown, change{reason: reason, because: because})
 	crash.Point("saga.failed")
-	return nil
+	return err
 }
 
 // failureOf says why a saga is compensated.
 func failureOf(step, reason string) string { return step + ": " + reason }
 
-func (b *batch) compensated(ctx context.Context, in *instance) error {
-	undo := in.def.undoBefore(in.current)
-	if undo < 0 {
-		return b.undone(ctx, in, EvSagaCompensated, "")
+// undo begins to undo a saga: some if there is something to undo, else none. What its current step
+// did is to be undone only if it may have done it.
+func (b *batch) undo(ctx context.Context, in *instance, some, none Event, current bool, ch change) error {
+	from := in.current
+	if !current {
+		from--
 	}
-	if err := b.move(in, EvStepCompensated, nil, ""); err != nil {
-		return err
+	in.callOpen = false // from now on it counts as one that happened
+	if ch.undo = in.def.undoFrom(from, in.skipped); ch.undo < 0 {
+		return b.move(ctx, in, none, ch)
 	}
-	b.await(ctx, in, undo, Compensate)
-	return nil
+	return b.move(ctx, in, some, ch)
 }
 
-// undone ends a saga of which nothing is left to undo.
-func (b *batch) undone(ctx context.Context, in *instance, ev Event, reason string) error {
-	if err := b.move(in, ev, nil, reason); err != nil {
-		return err
-	}
-	in.commandID = ""
-	return b.hook(ctx, in, in.withReason(in.def.hooks.compensated))
+func (b *batch) compensated(ctx context.Context, in *instance) error {
+	return b.undo(ctx, in, EvStepCompensated, EvSagaCompensated, false, change{})
 }
 
 // retry schedules the next attempt under a new id, which the saga awaits from now on.
@@ -190,83 +181,25 @@ func (b *batch) retry(ctx context.Context, in *instance, requestID string, cause
 	if in.direction == Compensate {
 		ev = EvCompensationRetried
 	}
-	reason := clip(cause.Error())
-	if err := b.move(in, ev, nil, reason); err != nil {
-		return err
-	}
 	s := in.step()
-	wait := s.retry.delay(in.attempt)
+	ch := change{reason: clip(cause.Error()), requestID: requestID, wait: s.retry.delay(in.attempt)}
 	b.log.Warn("saga step will be retried", "saga_id", in.id, "step", s.name, "direction", in.direction,
-		"attempt", in.attempt, "wait", wait.Round(time.Millisecond), "error", reason)
-	in.attempt++
-	next := in.command(requestID)
-	tracing.Carry(ctx, &next)
-	b.later = append(b.later, outbox.Delayed{Message: next, After: wait, Reason: reason})
-	return nil
+		"attempt", in.attempt, "wait", ch.wait.Round(time.Millisecond), "error", ch.reason)
+	return b.move(ctx, in, ev, ch)
 }
 
-// stop leaves the saga to an operator. Its hook cannot prevent that, or the saga would be
-// stuck: what is wrong with the hook is added to the reason.
+// stop leaves the saga to an operator.
 func (b *batch) stop(ctx context.Context, in *instance, ev Event, reason string) error {
 	reason = clip(reason)
-	if err := b.move(in, ev, nil, reason); err != nil {
-		return err
-	}
-	if ev == EvCompensationFailed {
-		in.commandID = "" // a parked command is still awaited: its replay moves the saga on
-	}
-	in.lastError = reason
-	if in.def != nil {
-		err := apart(ctx, b.tx, func() (err error) {
-			defer func() {
-				if r := recover(); r != nil {
-					err = fmt.Errorf("panic: %v", r)
-				}
-			}()
-			return b.hook(ctx, in, in.withReason(in.def.hooks.manualAction))
-		})
-		if b.tx.Err() != nil {
-			return b.tx.Err()
-		}
-		if err != nil {
-			in.lastError = clip(fmt.Sprintf("%s; then OnManualAction failed: %v", reason, err))
-		}
-	}
-	b.log.Error("saga needs manual action", "saga_id", in.id, "step", in.stepName(), "error", in.lastError)
-	b.events = append(b.events, in.manualActionEvent(time.Now()))
-	return nil
+	return b.move(ctx, in, ev, change{reason: reason, because: reason})
 }
 
-// Served by the primary key.
-const selectFailureSQL = `
-SELECT name, error
-  FROM saga_steps
- WHERE saga_id = ?
-   AND status = 'FAILED'
- ORDER BY step_order DESC
- LIMIT 1`
-
-// resume moves a saga whose parked command came back to where it was. What it says went wrong
-// is again what had gone wrong before it was stopped.
+// resume moves a saga whose parked command came back to where it was. Its deadline starts anew.
 func (b *batch) resume(ctx context.Context, in *instance) error {
 	ev := EvActionReturned
 	if in.direction == Compensate {
-		ev = EvCompensationBack
+		ev = EvCompensationReturned
 	}
-	if err := b.move(in, ev, nil, ""); err != nil {
-		return err
-	}
-	in.lastError = ""
-	if in.direction == Compensate {
-		var name []byte
-		var reason sql.NullString
-		err := b.tx.QueryRow(ctx, selectFailureSQL, []any{[]byte(in.id)}, &name, &reason)
-		if err != nil && !errors.Is(err, sql.ErrNoRows) {
-			return fmt.Errorf("read why saga %s is compensated: %w", in.id, err)
-		}
-		if err == nil {
-			in.lastError = failureOf(string(name), reason.String)
-		}
-	}
-	return b.hook(ctx, in, in.def.hooks.resumed)
+	in.expectStep()
+	return b.move(ctx, in, ev, change{})
 }

@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -63,7 +62,7 @@ func TestList(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := List(t.Context(), db, tt.f)
+			list, _, err := List(t.Context(), db, tt.f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +83,11 @@ func TestListReadsNoMoreThanItMust(t *testing.T) {
 	for i := range 200 {
 		put(t, db, fmt.Sprintf("id-%03d", i), "place-order", Running, time.Duration(i)*time.Minute)
 	}
-	for _, f := range []Filter{{Limit: 5}, {Limit: 5, OlderThan: time.Hour}, {Limit: 5, Type: "place-order", OlderThan: time.Hour}} {
+	for _, f := range []Filter{
+		{Limit: 5}, {Limit: 5, OlderThan: time.Hour}, {Limit: 5, Type: "place-order", OlderThan: time.Hour},
+		{Limit: 5, At: []Position{{"place-order", 1, 0}, {"place-order", 2, 0}}, Error: "away", until: time.Now().Add(-time.Hour)},
+		{Limit: 5, At: []Position{{"place-order", 1, 0}}, Type: "place-order", OlderThan: time.Hour, until: time.Now()},
+	} {
 		query, args := f.query(Running)
 		rows, err := db.QueryContext(t.Context(), "EXPLAIN FORMAT=TRADITIONAL "+query, args...)
 		if err != nil {
@@ -168,7 +171,7 @@ func TestCountsAndVerify(t *testing.T) {
 	if counts[Completed] != 2 || counts[Running] != 1 || counts[ManualAction] != 1 || counts[Compensated] != 0 {
 		t.Errorf("Counts = %v", counts)
 	}
-	violations, err := Verify(context.Background(), db)
+	violations, err := Verify(t.Context(), db)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func testNotForThisEngine(t *testing.T, s *script) {
 		{"no saga", nil, func(m message.Message) message.Message { m.Headers = nil; return m }, message.Parked, `no saga with id ""`},
 		{"body that does not decode", nil, func(m message.Message) message.Message { m.Body = []byte("{"); return m }, message.Parked, "body is not JSON"},
 		{"unknown version", func() { w.exec(`UPDATE saga_instances SET version = 2`) }, nil, message.Deferred, `version 2 of saga type "trip"`},
-		{"unknown type", func() { w.exec(`UPDATE saga_instances SET type = 'journey'`) }, nil, message.Parked, `no definition of saga type "journey"`},
+		{"unknown type", func() { w.exec(`UPDATE saga_instances SET type = 'journey'`) }, nil, message.Deferred, `does not know saga type "journey"`},
 		{"step out of range", func() { w.exec(`UPDATE saga_instances SET current_step = 2`) }, nil, message.Parked, "is at step 2; its definition has 2"},
 		{"input that does not decode", func() { w.exec(`UPDATE saga_instances SET payload = '{"Name":1}'`) }, nil, message.Parked, "input of saga " + id},
 	}

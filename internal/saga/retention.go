@@ -33,12 +33,13 @@ SELECT i.id
 
 	deleteStepsSQL     = `DELETE s FROM (%s) AS old STRAIGHT_JOIN saga_steps AS s FORCE INDEX (PRIMARY) ON s.saga_id = old.id`
 	deleteActionsSQL   = `DELETE a FROM (%s) AS old STRAIGHT_JOIN saga_actions AS a FORCE INDEX (ix_actions_saga) ON a.saga_id = old.id`
+	deleteCallsSQL     = `DELETE c FROM (%s) AS old STRAIGHT_JOIN saga_calls AS c FORCE INDEX (PRIMARY) ON c.saga_id = old.id`
 	deleteInstancesSQL = `DELETE i FROM (%s) AS old STRAIGHT_JOIN saga_instances AS i FORCE INDEX (PRIMARY) ON i.id = old.id`
 )
 
-// Sweep deletes at most limit sagas that ended longer than the retention ago, with their steps
-// and actions, and returns how many it deleted. The retention must be longer than the inbox's,
-// or a late copy of a request could start its saga again.
+// Sweep deletes at most limit sagas that ended longer than the retention ago, with their steps,
+// calls and actions, and returns how many it deleted. The retention must be longer than the
+// inbox's, or a late copy of a request could start its saga again.
 func Sweep(ctx context.Context, db *sql.DB, retention time.Duration, limit int) (n int64, err error) {
 	for _, status := range []Status{Completed, Compensated} {
 		m, err := sweepStatus(ctx, db, status, retention, limit-int(n))
@@ -70,7 +71,7 @@ func sweepTx(ctx context.Context, tx *sqltx.Tx, status Status, retention time.Du
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	for _, query := range []string{deleteStepsSQL, deleteActionsSQL, deleteInstancesSQL} {
+	for _, query := range []string{deleteStepsSQL, deleteActionsSQL, deleteCallsSQL, deleteInstancesSQL} {
 		if _, err := tx.Exec(ctx, fmt.Sprintf(query, idList(len(ids))), ids...); err != nil {
 			return 0, err
 		}

@@ -26,6 +26,7 @@ func TestSweep(t *testing.T) {
 	w.exec(`UPDATE saga_instances SET updated_at = NOW(6) - INTERVAL 31 DAY WHERE id <> ?`, []byte(young))
 	w.exec(`UPDATE saga_instances SET status = 'RUNNING', finished_at = NULL WHERE correlation_id = 'running'`)
 	w.exec(`INSERT INTO saga_actions (saga_id, action, actor, reason) SELECT id, 'retry', 'me', 'test' FROM saga_instances`)
+	w.exec(`INSERT INTO saga_calls (saga_id, step_order, direction, calls) SELECT id, 0, 'execute', 1 FROM saga_instances`)
 	for _, want := range []struct{ swept, left int }{{1, 4}, {1, 3}, {0, 3}} {
 		n, err := Sweep(t.Context(), w.db, 30*24*time.Hour, 1)
 		if err != nil {
@@ -36,9 +37,41 @@ func TestSweep(t *testing.T) {
 	}
 	equal(t, "sagas left that matter", w.number(`
 SELECT COUNT(*) FROM saga_instances WHERE correlation_id IN ('manual action', 'running', 'young')`), 3)
-	for _, table := range []string{"saga_steps", "saga_actions"} {
+	for _, table := range []string{"saga_steps", "saga_actions", "saga_calls"} {
 		equal(t, table+" without a saga", w.number(`SELECT COUNT(*) FROM `+table+` WHERE saga_id NOT IN (SELECT id FROM saga_instances)`), 0)
 	}
+}
+
+// What an operator has reversed between the look and the lock stays, with its steps.
+func TestSweepLooksAgain(t *testing.T) {
+	t.Parallel()
+	s := &script{}
+	o := &operator{newWorld(t, s.define("a")), s}
+	id := o.start("x")
+	o.run()
+	o.exec(`UPDATE saga_instances SET updated_at = NOW(6) - INTERVAL 31 DAY`)
+	swept := make(chan int64, 1)
+	o.must(sqltx.Once(t.Context(), o.db, func(ctx context.Context, tx *sqltx.Tx) error {
+		b := &batch{Engine: o.engine, tx: tx}
+		if _, err := b.operate(ctx, id, Operation{Verb: VerbCompensate, By: ops}); err != nil {
+			return err
+		}
+		if err := b.write(ctx); err != nil {
+			return err
+		}
+		go func() {
+			n, err := Sweep(t.Context(), o.db, 30*24*time.Hour, 10)
+			if err != nil {
+				t.Error(err)
+			}
+			swept <- n
+		}()
+		return o.waitsForLock(ctx, locking)
+	}))
+	equal(t, "swept", int(<-swept), 0)
+	o.run()
+	d := o.get(id)
+	equal(t, "status, steps", []any{d.Status, d.steps()}, []any{Compensated, []string{"a COMPENSATED"}})
 }
 
 // What a sweep has locked no worker waits for, nor does it wait for a saga that another

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -50,13 +51,22 @@ func TestStartIsIdempotent(t *testing.T) {
 	}
 }
 
-// B81: many start the same saga at once; all get the one id, and there is one first command.
+// B81: many start the same saga at once, with two payloads, and in some rounds behind one that is killed
+// before it can commit. All get the one id and no error; there is one first command, and the payload is
+// that of the caller who was told that it started the saga.
 func TestConcurrentStarts(t *testing.T) {
 	t.Parallel()
 	var s script
 	w := newWorld(t, s.define("a"))
-	const callers, rounds = 16, 10
+	const callers, rounds = 50, 80
+	w.db.SetMaxOpenConns(callers + 2)
+	w.db.SetMaxIdleConns(callers + 2)
 	for round := range rounds {
+		correlation := fmt.Sprint("order-", round)
+		kill := func() {}
+		if round%4 == 0 {
+			kill = w.startAndHold(correlation)
+		}
 		ids, started := make([]string, callers), make([]bool, callers)
 		begin := make(chan struct{})
 		var wg sync.WaitGroup
@@ -64,7 +74,7 @@ func TestConcurrentStarts(t *testing.T) {
 			wg.Go(func() {
 				<-begin
 				err := sqltx.WithTx(t.Context(), w.db, func(ctx context.Context, tx *sqltx.Tx) (err error) {
-					ids[i], started[i], err = Start(ctx, tx, w.def, string(rune('a'+round)), trip{Name: "x"})
+					ids[i], started[i], err = Start(ctx, tx, w.def, correlation, trip{Name: fmt.Sprint(i % 2)})
 					return err
 				})
 				if err != nil {
@@ -73,20 +83,46 @@ func TestConcurrentStarts(t *testing.T) {
 			})
 		}
 		close(begin)
+		kill()
 		wg.Wait()
-		n := 0
+		var starters []int
 		for i := range callers {
 			if ids[i] != ids[0] || ids[i] == "" {
 				t.Errorf("caller %d got %q, caller 0 %q", i, ids[i], ids[0])
 			}
 			if started[i] {
-				n++
+				starters = append(starters, i)
 			}
 		}
-		equal(t, "starters", n, 1)
+		starter := one(t, "starters", starters)
+		equal(t, "payload", string(w.get(ids[0]).Payload), fmt.Sprintf(`{"Name":"%d","Keys":null}`, starter%2))
 	}
 	equal(t, "instances", w.number(`SELECT COUNT(*) FROM saga_instances`), rounds)
 	equal(t, "commands", len(w.commands()), rounds)
+	equal(t, "parked", w.number(`SELECT COUNT(*) FROM outbox_events WHERE status <> 'PENDING'`), 0)
+}
+
+// startAndHold starts a saga without committing it. kill kills the connection when somebody waits for it.
+func (w *world) startAndHold(correlation string) (kill func()) {
+	w.t.Helper()
+	conn, err := w.db.Conn(w.t.Context())
+	w.must(err)
+	var id int
+	w.must(conn.QueryRowContext(w.t.Context(), `SELECT CONNECTION_ID()`).Scan(&id))
+	tx, err := conn.BeginTx(w.t.Context(), nil)
+	w.must(err)
+	_, started, err := Start(w.t.Context(), sqltx.Join(tx), w.def, correlation, trip{Name: "killed"})
+	if err != nil || !started {
+		w.t.Fatalf("started: %t, %v", started, err)
+	}
+	return func() {
+		w.must(w.waitsForLock(w.t.Context(), `%INSERT INTO saga_instances%`))
+		w.exec(fmt.Sprintf(`KILL %d`, id))
+		if err := tx.Commit(); err == nil {
+			w.t.Error("the starter that was killed has committed")
+		}
+		_ = conn.Close()
+	}
 }
 
 // Start is part of the caller's transaction.

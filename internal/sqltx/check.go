@@ -33,3 +33,23 @@ func Check(ctx context.Context, q Querier, rule, query string, args ...any) ([]V
 	}
 	return out, rows.Err()
 }
+
+// Count runs a query that gives a key and a number a row, and returns the number of each key.
+// what is counted, for errors: "orders".
+func Count[K ~string](ctx context.Context, q Querier, what, query string) (map[K]int, error) {
+	rows, err := q.QueryContext(ctx, query)
+	if err != nil {
+		return nil, fmt.Errorf("count %s: %w", what, err)
+	}
+	defer rows.Close()
+	counts := map[K]int{}
+	for rows.Next() {
+		var key K
+		var n int
+		if err := rows.Scan(&key, &n); err != nil {
+			return nil, fmt.Errorf("count %s: %w", what, err)
+		}
+		counts[key] = n
+	}
+	return counts, rows.Err()
+}

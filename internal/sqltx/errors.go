@@ -37,6 +37,9 @@ const (
 	Lost
 	// ReadOnly: the server refuses writes for now, as after a fail-over.
 	ReadOnly
+	// Full: the server has no room for what is to be written, on its disk as a rule. Wait until
+	// somebody makes some.
+	Full
 	// Duplicate: a unique key has this value already.
 	Duplicate
 	// Permanent: the statement or its values can never work.
@@ -48,7 +51,7 @@ const (
 )
 
 func (c Class) String() string {
-	return [...]string{"none", "conflict", "lost", "read-only", "duplicate", "permanent", "canceled", "other"}[c]
+	return [...]string{"none", "conflict", "lost", "read-only", "full", "duplicate", "permanent", "canceled", "other"}[c]
 }
 
 // Server error numbers, from the MySQL 8.4 and MariaDB 10.11 error references. What becomes of a
@@ -75,6 +78,11 @@ var classes = map[uint16]Class{
 	1290: ReadOnly, // ER_OPTION_PREVENTS_STATEMENT
 	1792: ReadOnly, // ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
 	1836: ReadOnly, // ER_READ_ONLY_MODE
+
+	1021: Full, // ER_DISK_FULL
+	1026: Full, // ER_ERROR_ON_WRITE
+	1114: Full, // ER_RECORD_FILE_FULL: what InnoDB says when the disk is
+	3675: Full, // ER_DISK_FULL_NOWAIT (MySQL)
 
 	1062: Duplicate, // ER_DUP_ENTRY
 

@@ -31,7 +31,7 @@ func TestNumbersFromTheServer(t *testing.T) {
 				if got != class {
 					t.Errorf("%v is of class %s, want %s", err, got, class)
 				}
-				ends := class == sqltx.Conflict || class == sqltx.Lost || class == sqltx.ReadOnly
+				ends := class == sqltx.Conflict || class == sqltx.Lost || class == sqltx.ReadOnly || class == sqltx.Full
 				if (tx.Err() != nil) != ends {
 					t.Errorf("the transaction has ended with %v; it ends for class %s: %t", tx.Err(), class, ends)
 				}

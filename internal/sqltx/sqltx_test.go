@@ -278,6 +278,8 @@ func TestWritesAreRecorded(t *testing.T) {
 	err := sqltx.WithTx(t.Context(), db, func(ctx context.Context, tx *sqltx.Tx) error {
 		for _, q := range []string{
 			"\nINSERT INTO counters (id, n) VALUES ('c', 1), ('d', 2)", "UPDATE counters SET n = 9", "DELETE FROM `counters` WHERE id = 'c'",
+			"\nUPDATE (SELECT 'd' AS id) v STRAIGHT_JOIN counters c ON c.id = v.id SET c.n = 3",
+			"DELETE c FROM (SELECT 'd' AS id) v STRAIGHT_JOIN counters AS c ON c.id = v.id",
 		} {
 			if _, err := tx.Exec(ctx, q); err != nil {
 				return err
@@ -286,7 +288,7 @@ func TestWritesAreRecorded(t *testing.T) {
 		want := []struct {
 			verb string
 			n    int64
-		}{{"INSERT", 2}, {"UPDATE", 4}, {"DELETE", 1}}
+		}{{"INSERT", 2}, {"UPDATE", 4}, {"DELETE", 1}, {"UPDATE", 1}, {"DELETE", 1}}
 		for i, w := range tx.Writes() {
 			if w.Verb() != want[i].verb || w.Table() != "counters" || w.Affected != want[i].n {
 				t.Errorf("write %d is %s %s of %d rows, want %s counters of %d", i, w.Verb(), w.Table(), w.Affected, want[i].verb, want[i].n)

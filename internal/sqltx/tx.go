@@ -128,7 +128,7 @@ func (t *Tx) begin(ctx context.Context) error {
 // observe remembers an error after which the transaction cannot go on.
 func (t *Tx) observe(err error) error {
 	switch Classify(err) {
-	case Conflict, Lost, ReadOnly, Canceled:
+	case Conflict, Lost, ReadOnly, Full, Canceled:
 		// 1205 leaves the transaction open with half of a step in it (innodb_rollback_on_timeout
 		// is off by default); ending it here is what keeps that half from being committed.
 		if t.err == nil {
@@ -187,7 +187,11 @@ func (s *Savepoint) Rollback(ctx context.Context) error {
 // its name replaces it, and COMMIT forgets it.
 func (s *Savepoint) Release() { s.close() }
 
-var target = regexp.MustCompile("(?is)^\\s*(INSERT(?:\\s+IGNORE)?\\s+INTO|UPDATE|DELETE\\s+FROM|REPLACE\\s+INTO)\\s+`?([a-z0-9_]+)")
+var (
+	target = regexp.MustCompile("(?is)^\\s*(INSERT(?:\\s+IGNORE)?\\s+INTO|UPDATE|DELETE\\s+FROM|REPLACE\\s+INTO)\\s+`?([a-z0-9_]+)")
+	// Of a statement that joins values, which come first, to the table it writes.
+	joined = regexp.MustCompile("(?is)^\\s*(?:UPDATE\\s*\\(|DELETE\\s).*?STRAIGHT_JOIN\\s+`?([a-z0-9_]+)")
+)
 
 // Verb and Table name what the statement did and to which table, for people.
 func (w Write) Verb() string {
@@ -199,6 +203,9 @@ func (w Write) Verb() string {
 func (w Write) Table() string {
 	if m := target.FindStringSubmatch(w.Query); m != nil {
 		return m[2]
+	}
+	if m := joined.FindStringSubmatch(w.Query); m != nil {
+		return m[1]
 	}
 	return ""
 }

@@ -78,7 +78,7 @@ func Once(ctx context.Context, db *sql.DB, fn func(ctx context.Context, tx *Tx) 
 // when it was interrupted by a KILL.
 func commitError(err error) error {
 	switch Classify(err) {
-	case Lost, Canceled, Other:
+	case Lost, Full, Canceled, Other:
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
 	return fmt.Errorf("commit: %w", err)

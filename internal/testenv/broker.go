@@ -1,11 +1,8 @@
 package testenv
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"testing"
@@ -43,14 +40,14 @@ func (s *Servers) Vhost(t testing.TB) *Broker {
 // Create creates the virtual host again after Delete, empty.
 func (b *Broker) Create(t testing.TB) {
 	t.Helper()
-	b.manage(t, http.MethodPut, nil, "vhosts", b.Vhost)
+	b.Manage(t, http.MethodPut, nil, nil, "vhosts", b.Vhost)
 	b.Permit(t, b.URL, ".*", ".*", ".*")
 }
 
 // Delete deletes the virtual host with all that is in it. The broker closes its connections.
 func (b *Broker) Delete(t testing.TB) {
 	t.Helper()
-	b.manage(t, http.MethodDelete, nil, "vhosts", b.Vhost)
+	b.Manage(t, http.MethodDelete, nil, nil, "vhosts", b.Vhost)
 }
 
 // User creates a user with these permissions (regular expressions) on the virtual host and
@@ -63,7 +60,7 @@ func (b *Broker) User(t testing.TB, configure, write, read string) string {
 	}
 	name := "test-" + randomName()
 	u.User = url.UserPassword(name, name)
-	b.manage(t, http.MethodPut, map[string]string{"password": name, "tags": ""}, "users", name)
+	b.Manage(t, http.MethodPut, map[string]string{"password": name, "tags": ""}, nil, "users", name)
 	t.Cleanup(func() { b.delete(t, "users", name) })
 	b.Permit(t, u.String(), configure, write, read)
 	return u.String()
@@ -73,7 +70,7 @@ func (b *Broker) User(t testing.TB, configure, write, read string) string {
 // already, it may do for as long as it is open.
 func (b *Broker) Permit(t testing.TB, rawURL, configure, write, read string) {
 	t.Helper()
-	b.manage(t, http.MethodPut, map[string]string{"configure": configure, "write": write, "read": read},
+	b.Manage(t, http.MethodPut, map[string]string{"configure": configure, "write": write, "read": read}, nil,
 		"permissions", b.Vhost, userOf(t, rawURL))
 }
 
@@ -81,7 +78,7 @@ func (b *Broker) Permit(t testing.TB, rawURL, configure, write, read string) {
 // for it any more.
 func (b *Broker) Banish(t testing.TB, rawURL string) {
 	t.Helper()
-	b.manage(t, http.MethodDelete, nil, "permissions", b.Vhost, userOf(t, rawURL))
+	b.Manage(t, http.MethodDelete, nil, nil, "permissions", b.Vhost, userOf(t, rawURL))
 }
 
 func userOf(t testing.TB, raw string) string {
@@ -105,10 +102,7 @@ func (b *Broker) Queue(t testing.TB, name string) (ready, unacked int) {
 	var stats struct {
 		Unacked int `json:"messages_unacknowledged"`
 	}
-	answer := b.manage(t, http.MethodGet, nil, "queues", b.Vhost, name)
-	if err := json.Unmarshal(answer, &stats); err != nil {
-		t.Fatalf("testenv: read the figures of queue %s: %v", name, err)
-	}
+	b.Manage(t, http.MethodGet, nil, &stats, "queues", b.Vhost, name)
 	return ready, stats.Unacked
 }
 
@@ -197,10 +191,7 @@ func (b *Broker) CloseConnections(t testing.TB) {
 			Name string
 			Own  string `json:"user_provided_name"`
 		}
-		answer := b.manage(t, http.MethodGet, nil, "vhosts", b.Vhost, "connections")
-		if err := json.Unmarshal(answer, &connections); err != nil {
-			return err
-		}
+		b.Manage(t, http.MethodGet, nil, &connections, "vhosts", b.Vhost, "connections")
 		for _, c := range connections {
 			if c.Own != ownConnection { // ours may be listed for a while after they closed
 				names = append(names, c.Name)
@@ -215,7 +206,7 @@ func (b *Broker) CloseConnections(t testing.TB) {
 		t.Fatalf("testenv: close connections: %v", err)
 	}
 	for _, name := range names {
-		b.manage(t, http.MethodDelete, nil, "connections", name) // closed meanwhile: answered 404
+		b.Manage(t, http.MethodDelete, nil, nil, "connections", name) // closed meanwhile: answered 404
 	}
 }
 
@@ -242,42 +233,27 @@ func (b *Broker) channel(t testing.TB, use func(*amqp.Channel) error) {
 	}
 }
 
-// manage calls the management API at the path made of the segments and returns its answer.
-func (b *Broker) manage(t testing.TB, method string, body any, segments ...string) []byte {
+// Manage calls the management API at the path made of the segments, and reads the answer into out
+// unless that is nil.
+func (b *Broker) Manage(t testing.TB, method string, in, out any, segments ...string) {
 	t.Helper()
-	answer, err := b.call(t.Context(), method, body, segments...)
-	if err != nil {
+	if err := b.call(t.Context(), method, in, out, segments...); err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
-	return answer
 }
 
 // delete is for t.Cleanup, where the test's context is done.
 func (b *Broker) delete(t testing.TB, segments ...string) {
 	t.Helper()
-	if _, err := b.call(context.Background(), http.MethodDelete, nil, segments...); err != nil && b.lasting {
+	if err := b.call(context.Background(), http.MethodDelete, nil, nil, segments...); err != nil && b.lasting {
 		t.Errorf("testenv: %v", err)
 	}
 }
 
-func (b *Broker) call(ctx context.Context, method string, body any, segments ...string) ([]byte, error) {
-	u, err := url.Parse(b.ManagementURL)
+func (b *Broker) call(ctx context.Context, method string, in, out any, segments ...string) error {
+	root, err := url.Parse(b.ManagementURL)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	path := "api"
-	for _, s := range segments {
-		path += "/" + url.PathEscape(s)
-	}
-	var payload io.Reader = http.NoBody
-	if body != nil {
-		text, err := json.Marshal(body)
-		if err != nil {
-			return nil, err
-		}
-		payload = bytes.NewReader(text)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	return callManagement(ctx, method, u.JoinPath(path), payload)
+	return callManagement(ctx, root, method, in, out, segments...)
 }

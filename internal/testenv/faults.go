@@ -23,6 +23,16 @@ func (s *Servers) RestartBroker(ctx context.Context) error {
 	return s.broker.start(ctx)
 }
 
+// WipeBroker deletes all that the broker has stored: queues, virtual hosts and users are gone when
+// it is started again. It must have been stopped.
+func (s *Servers) WipeBroker() error {
+	r, ok := s.broker.(*rabbit)
+	if !ok {
+		return fmt.Errorf("wipe the broker: %w", ErrNotOurs)
+	}
+	return os.RemoveAll(r.data)
+}
+
 // KillDatabase ends the database as kill -9 does. Its data stay.
 func (s *Servers) KillDatabase() error { return s.database.kill() }
 

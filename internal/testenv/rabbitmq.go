@@ -3,7 +3,6 @@ package testenv
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -37,6 +36,7 @@ type rabbit struct {
 	ctl  func(ctx context.Context, args ...string) *exec.Cmd // rabbitmqctl
 	url  *url.URL                                            // AMQP
 	http *url.URL                                            // management API
+	data string                                              // folder of all that it stores
 }
 
 // startRabbitMQ starts a node in dir.
@@ -103,6 +103,7 @@ log.console.level = warning
 		ctl:  func(ctx context.Context, args ...string) *exec.Cmd { return command(ctx, programs.ctl, args...) },
 		url:  guestURL("amqp", amqpPort),
 		http: guestURL("http", httpPort),
+		data: file("data"),
 	}
 	// Without an epmd there the node would start one that outlives it.
 	r.epmd = &process{
@@ -143,7 +144,7 @@ func (r *rabbit) reaped() {
 
 // pingRabbitMQ succeeds when both the management API and AMQP answer.
 func pingRabbitMQ(ctx context.Context, broker, management *url.URL) error {
-	if _, err := callManagement(ctx, http.MethodGet, management.JoinPath("api/overview"), nil); err != nil {
+	if err := callManagement(ctx, management, http.MethodGet, nil, nil, "overview"); err != nil {
 		return err
 	}
 	conn, err := amqp.Dial(broker.String())
@@ -151,27 +152,4 @@ func pingRabbitMQ(ctx context.Context, broker, management *url.URL) error {
 		return err
 	}
 	return conn.Close()
-}
-
-// callManagement makes one request to the management API and returns the body of the answer.
-func callManagement(ctx context.Context, method string, u *url.URL, body io.Reader) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Close = true // an idle connection would look like a leaked goroutine
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if method == http.MethodDelete && resp.StatusCode == http.StatusNotFound {
-		return nil, nil // it is gone already
-	}
-	if err == nil && resp.StatusCode >= 300 {
-		err = fmt.Errorf("%s %s: %s: %s", method, u.Redacted(), resp.Status, answer)
-	}
-	return answer, err
 }

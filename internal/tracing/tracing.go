@@ -7,20 +7,37 @@ package tracing
 
 import (
 	"context"
+	"encoding/binary"
 	"maps"
+	"math/rand/v2"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"backstep/internal/message"
 )
 
 var propagator = propagation.TraceContext{}
 
-func tracer() trace.Tracer { return otel.Tracer("backstep") }
+func tracer(ctx context.Context) trace.Tracer {
+	if ctx.Value(unrecordedKey{}) != nil {
+		return noop.Tracer{}
+	}
+	return otel.Tracer("backstep")
+}
+
+type unrecordedKey struct{}
+
+// Unrecorded returns a context for work that is going to be taken back: no span of ours is recorded
+// in it. Those of others have a parent that is not sampled, which is a no to all samplers that ask.
+func Unrecorded(ctx context.Context) context.Context {
+	unsampled := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}})
+	return context.WithValue(trace.ContextWithSpanContext(ctx, unsampled), unrecordedKey{}, true)
+}
 
 // Create opens the short span of a message being added to the outbox and writes its context
 // into the headers. End it when the row is in the transaction.
@@ -95,7 +112,14 @@ func EndTry(span trace.Span, what string, err error) {
 
 // Step opens the span of one saga step or compensation.
 func Step(ctx context.Context, sagaID, step, direction string, attempt int) (context.Context, trace.Span) {
-	return tracer().Start(ctx, "step "+step, trace.WithAttributes(
+	return tracer(ctx).Start(ctx, "step "+step, trace.WithAttributes(
+		attribute.String("saga.id", sagaID), attribute.String("saga.step", step),
+		attribute.String("saga.direction", direction), attribute.Int("saga.attempt", attempt)))
+}
+
+// Call opens the span of a saga step calling a system that is not ours.
+func Call(ctx context.Context, sagaID, step, direction string, attempt int) (context.Context, trace.Span) {
+	return tracer(ctx).Start(ctx, "call "+step, client, trace.WithAttributes(
 		attribute.String("saga.id", sagaID), attribute.String("saga.step", step),
 		attribute.String("saga.direction", direction), attribute.Int("saga.attempt", attempt)))
 }
@@ -138,7 +162,7 @@ var (
 // start opens a span about a message. Its attributes cost more than all else when nothing is
 // recorded, so they come second: no sampler that OTEL_TRACES_SAMPLER can name looks at them.
 func start(ctx context.Context, name, operation string, m *message.Message, kind trace.SpanStartOption) (context.Context, trace.Span) {
-	ctx, span := tracer().Start(ctx, name, kind)
+	ctx, span := tracer(ctx).Start(ctx, name, kind)
 	if span.IsRecording() {
 		span.SetAttributes(attributes(operation, m)...)
 	}
@@ -169,4 +193,22 @@ func (c carrier) Keys() []string {
 		keys = append(keys, k)
 	}
 	return keys
+}
+
+// Rejoin returns a context that belongs to the trace with this id, for work on something of which
+// only that is known. Without one, or if nothing is to be recorded, it returns ctx.
+func Rejoin(ctx context.Context, traceID string) context.Context {
+	id, err := trace.TraceIDFromHex(traceID)
+	if err != nil || ctx.Value(unrecordedKey{}) != nil {
+		return ctx
+	}
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: newSpanID(), TraceFlags: trace.FlagsSampled, Remote: true})
+	return trace.ContextWithRemoteSpanContext(ctx, span)
+}
+
+// newSpanID makes the id of a span that nobody has recorded: what belongs to it is shown at the
+// top of its trace.
+func newSpanID() (id trace.SpanID) {
+	binary.BigEndian.PutUint64(id[:], rand.Uint64()|1) // not 0, which is no id
+	return id
 }
