@@ -179,6 +179,58 @@ func TestReopenTwice(t *testing.T) {
 	}
 }
 
+// TestReopenGivenUp: whoever stops while the prefetch is being changed still gets the end of the
+// deliveries, and what is left in the queue stays there.
+func TestReopenGivenUp(t *testing.T) {
+	for name, giveUp := range map[string]func(*Subscription, context.Context, func()) error{
+		"before it began": func(sub *Subscription, ctx context.Context, stop func()) error {
+			stop()
+			return sub.Reopen(ctx, 10)
+		},
+		"before the broker answered": func(sub *Subscription, ctx context.Context, stop func()) error {
+			sub.op.Lock() // as while an earlier question has no answer
+			defer sub.op.Unlock()
+			reopened := make(chan error)
+			go func() { reopened <- sub.Reopen(ctx, 10) }()
+			stop()
+			return <-reopened
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := testenv.Vhost(t)
+			c := start(t, Config{URL: b.URL})
+			declare(t, c, "orders")
+			fill(t, c, "orders", 50)
+			sub := subscribe(t, c, "orders", 1)
+			first := receive(t, sub)
+			ctx, stop := context.WithCancel(within(t))
+			if err := giveUp(sub, ctx, stop); !errors.Is(err, context.Canceled) {
+				t.Errorf("Reopen = %v, want context.Canceled", err)
+			}
+			if err := sub.Err(); err != nil {
+				t.Errorf("Err = %v, want nil: it goes on", err)
+			}
+			if err := sub.Cancel(); err != nil {
+				t.Error(err)
+			}
+			for _, d := range awaitEnd(t, sub) {
+				if err := sub.Nack(d.Tag, false, true); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := sub.Ack(first.Tag, false); err != nil {
+				t.Error(err)
+			}
+			if err := sub.Close(); err != nil {
+				t.Error(err)
+			}
+			if ready := awaitDepth(t, c, "orders", 49); ready != 49 {
+				t.Errorf("%d messages are left, want 49", ready)
+			}
+		})
+	}
+}
+
 func TestReopenAfterQueueIsGone(t *testing.T) {
 	b := testenv.Vhost(t)
 	c := start(t, Config{URL: b.URL})

@@ -92,28 +92,33 @@ func notClosed(err error) error {
 // arrived comes out of Deliveries first, and then what the new consumer gets; tags go on
 // rising by one. Until the old deliveries are acked they come on top of the new prefetch.
 // What was on its way to the old consumer, the broker puts back into the queue; nothing is if
-// as many deliveries as the old prefetch are not acked yet. After an error the subscription
-// has ended.
+// as many deliveries as the old prefetch are not acked yet. If ctx ends first, the subscription
+// goes on, with the one prefetch or the other; after any other error it has ended.
 func (s *Subscription) Reopen(ctx context.Context, prefetch int) error {
 	if prefetch < 1 {
 		return fmt.Errorf("reopen queue %q: prefetch %d would mean no limit", s.queue, prefetch)
 	}
-	err := s.ask(ctx, func() error {
-		if err := s.beginSwitch(); err != nil {
-			return err
-		}
-		if err := s.ch.Cancel(s.tag, false); err != nil {
-			return err
-		}
-		in, err := s.consume(prefetch)
-		if err == nil {
-			s.endSwitch(in)
+	return s.ask(ctx, func() error {
+		err := s.change(prefetch)
+		if err != nil {
+			err = fmt.Errorf("reopen queue %q: %w", s.queue, gone(err))
+			s.finish(err)
 		}
 		return err
 	})
-	if err != nil {
-		err = fmt.Errorf("reopen queue %q: %w", s.queue, err)
-		s.finish(err)
+}
+
+// change replaces the consumer.
+func (s *Subscription) change(prefetch int) error {
+	if err := s.beginSwitch(); err != nil {
+		return err
+	}
+	if err := s.ch.Cancel(s.tag, false); err != nil {
+		return err
+	}
+	in, err := s.consume(prefetch)
+	if err == nil {
+		s.endSwitch(in)
 	}
 	return err
 }
@@ -141,7 +146,7 @@ func (s *Subscription) beginSwitch() error {
 func (s *Subscription) endSwitch(in <-chan amqp091.Delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.finished { // Reopen may have given up waiting
+	if !s.finished { // the channel may be gone
 		s.next, s.switching = append(s.next, in), false
 		s.signal()
 	}
