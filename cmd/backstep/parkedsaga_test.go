@@ -35,7 +35,10 @@ func TestParkedWithSagas(t *testing.T) {
 	t.Parallel()
 	o, db, _ := lotOf(t)
 	first := o.start("worker")
-	o.start("relay").says("connected to the broker")
+	relay := o.start("relay")
+	for _, b := range []*background{first, relay} {
+		b.says("connected to the broker") // before that a signal may have its usual effect
+	}
 	// Their definition is edited in place as soon as they are there, and payment runs none of them.
 	if code := first.stop(syscall.SIGTERM); code != exitOK {
 		t.Errorf("the worker exited with %d", code)

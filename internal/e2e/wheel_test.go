@@ -157,9 +157,28 @@ func (p *proc) killed(within time.Duration) {
 	}
 }
 
+// heeds waits until the process has begun to log: before that a signal has its usual effect.
+func (p *proc) heeds() {
+	p.t.Helper()
+	limit := time.After(30 * time.Second)
+	tick := time.NewTicker(20 * time.Millisecond) // a file tells nobody that it grows
+	defer tick.Stop()
+	for p.text() == "" {
+		select {
+		case <-tick.C:
+		case <-p.done:
+			return
+		case <-limit:
+			p.t.Errorf("%s has not logged anything within 30 s", p.role)
+			return
+		}
+	}
+}
+
 // stop asks the process to end and demands an orderly end.
 func (p *proc) stop() {
 	p.t.Helper()
+	p.heeds()
 	p.signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
