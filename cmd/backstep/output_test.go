@@ -127,3 +127,29 @@ func TestReasonIsALine(t *testing.T) {
 		})
 	}
 }
+
+// TestOpenCallThatWasUndone does not look like one that somebody has to see to.
+func TestOpenCallThatWasUndone(t *testing.T) {
+	charge := saga.ExternalCall{Step: 1, Direction: saga.Execute, Status: "OPEN"}
+	refund := func(step int, status string) saga.ExternalCall {
+		return saga.ExternalCall{Step: step, Direction: saga.Compensate, Status: status}
+	}
+	for name, tt := range map[string]struct {
+		calls []saga.ExternalCall
+		want  string
+	}{
+		"not undone":        {[]saga.ExternalCall{charge}, "OPEN: it may have happened"},
+		"undone":            {[]saga.ExternalCall{charge, refund(1, "DONE")}, "OPEN: if it happened, it has been undone"},
+		"refused to undo":   {[]saga.ExternalCall{charge, refund(1, "REFUSED")}, "OPEN: it may have happened"},
+		"undoing":           {[]saga.ExternalCall{refund(1, "OPEN")}, "OPEN: it may have happened"},
+		"another is undone": {[]saga.ExternalCall{charge, refund(0, "DONE")}, "OPEN: it may have happened"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			shown{Detail: saga.Detail{Calls: tt.calls}}.printCalls(&out)
+			if !strings.Contains(out.String(), tt.want) {
+				t.Errorf("want %q in\n%s", tt.want, out.String())
+			}
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -230,12 +231,22 @@ func (s shown) printCalls(out io.Writer) {
 	t.SetColumnConfigs([]table.ColumnConfig{wrapAt("outcome", 50), wrapAt("error", 50)})
 	for _, c := range s.Calls {
 		status := c.Status
-		if status == "OPEN" {
+		switch {
+		case status == "OPEN" && s.undone(c):
+			status = "OPEN: if it happened, it has been undone"
+		case status == "OPEN":
 			status = "OPEN: it may have happened"
 		}
 		t.AppendRow([]any{stepOf(s.Detail, c.Step), c.Direction, status, c.Calls, clock(c.OpenedAt), printable(abbreviate(string(c.Outcome), 200)), printable(c.Error)})
 	}
 	render(out, t)
+}
+
+// undone reports whether the call that compensates another has been made.
+func (s shown) undone(c saga.ExternalCall) bool {
+	return slices.ContainsFunc(s.Calls, func(o saga.ExternalCall) bool {
+		return c.Direction == saga.Execute && o.Direction == saga.Compensate && o.Step == c.Step && o.Status == "DONE"
+	})
 }
 
 // printActions prints what was done to the saga from outside.
