@@ -67,6 +67,7 @@ const startTimeout = 10 * time.Minute
 // Given returns the options that the TEST_ variables of the environment name.
 func Given() (Options, error) {
 	return Options{
+		Dir:           inMemory(),
 		MySQLDSN:      os.Getenv("TEST_MYSQL_DSN"),
 		AMQPURL:       os.Getenv("TEST_AMQP_URL"),
 		ManagementURL: os.Getenv("TEST_AMQP_MANAGEMENT_URL"),
@@ -77,7 +78,7 @@ func Given() (Options, error) {
 // and stops them when it ends.
 func Private(t testing.TB) *Servers {
 	t.Helper()
-	return start(t, Options{Stack: privateStack()})
+	return start(t, Options{Dir: inMemory(), Stack: privateStack()})
 }
 
 // PrivateDatabase is Private for a test that has only the database for itself, and shares
@@ -85,7 +86,7 @@ func Private(t testing.TB) *Servers {
 func PrivateDatabase(t testing.TB) *Servers {
 	t.Helper()
 	s := Shared(t)
-	return start(t, Options{AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack()})
+	return start(t, Options{Dir: inMemory(), AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack()})
 }
 
 // ClockedDatabase is PrivateDatabase with a database whose clock ShiftDatabaseClock shifts.
@@ -93,7 +94,7 @@ func ClockedDatabase(t testing.TB) *Servers {
 	t.Helper()
 	s := Shared(t)
 	return start(t, Options{
-		AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack(), ShiftableClock: true,
+		Dir: inMemory(), AMQPURL: s.AMQPURL(""), ManagementURL: s.ManagementURL(), Stack: privateStack(), ShiftableClock: true,
 	})
 }
 
