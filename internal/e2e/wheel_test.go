@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,6 +36,9 @@ var binaries string
 func TestMain(m *testing.M) {
 	if os.Getenv(hotelBroker) != "" {
 		hotelMain()
+	}
+	if err := flag.Set("test.parallel", "3"); err != nil { // most of them wait; -parallel says otherwise
+		panic(err)
 	}
 	dir, err := os.MkdirTemp("", "backstep-e2e-")
 	if err != nil {
