@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"backstep/internal/message"
 )
@@ -26,6 +27,8 @@ type broker struct {
 	requeued  []string       // nacked with requeue
 	log       []string       // acks and nacks as they came
 	faults    []string
+
+	slow time.Duration // to cancel a consumer
 }
 
 func newBroker(queue string, msgs ...message.Message) *broker {
@@ -199,6 +202,7 @@ func (s *subscription) Reopen(_ context.Context, prefetch int) error {
 }
 
 func (s *subscription) Cancel() error {
+	time.Sleep(s.b.slow)
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	if s.ended {

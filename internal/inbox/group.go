@@ -99,7 +99,7 @@ func (l *Lane) process(ctx, inHand context.Context, s *session, batch []message.
 		if err == nil {
 			l.size.done(len(g.ds), time.Since(began))
 		}
-		if l.full && !g.full.IsZero() {
+		if l.full && !g.full.IsZero() && !g.counting { // a count finds room where the message does not
 			l.cfg.Log.Info("database has room again", "after", time.Since(g.full).Round(time.Millisecond))
 			l.full = false
 		}
@@ -223,7 +223,8 @@ func (l *Lane) again(ctx context.Context, g *group, err error) ([]*group, error)
 }
 
 // fullAlone is for how long a message finds no room until a failed attempt is counted for it, if there is room
-// for that: a table in memory may be full for ever, and a disk is full for the count too.
+// for that: a table in memory may be full for ever. When it is the disk, there mostly is none for the count
+// either, but tables have room of their own left.
 const fullAlone = time.Minute
 
 // awaitRoom waits before a group is run again that the database has had no room for. Only that tells

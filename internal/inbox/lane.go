@@ -71,15 +71,15 @@ func (l *Lane) consume(ctx context.Context) error {
 	l.progress.begin()
 	defer l.progress.end()
 	// What was not started goes back at once, while the transaction in hand is finished.
-	returned := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { defer close(returned); handBack(sub) })
+	cancelled, returned := make(chan struct{}), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(returned); handBack(sub, cancelled) })
 	defer func() {
 		if !stop() {
 			<-returned
 		}
 		_ = sub.Close() // the broker requeues what we have not acked either way
 	}()
-	s := newSession(sub)
+	s := newSession(sub, cancelled)
 	defer s.calls.Wait() // they end soon after inHand
 	inHand, end := outlive(ctx, l.cfg.Drain)
 	defer end()
@@ -143,9 +143,11 @@ func (l *Lane) drain(inHand context.Context, s *session) error {
 	return nil
 }
 
-// handBack stops new deliveries and requeues those that nobody has taken.
-func handBack(sub Subscription) {
-	if err := sub.Cancel(); err != nil {
+// handBack stops new deliveries, which closes cancelled, and requeues those that nobody has taken.
+func handBack(sub Subscription, cancelled chan<- struct{}) {
+	err := sub.Cancel()
+	close(cancelled)
+	if err != nil {
 		_ = sub.Close() // gone, and the broker has requeued everything
 		return
 	}

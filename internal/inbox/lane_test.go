@@ -345,12 +345,14 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A batch that was split is not worked off to its end when the lane is to stop.
+// A batch that was split is not worked off to its end when the lane is to stop. What was not begun goes
+// back when the lane is given no more, so not to the lane itself: each delivery of a message is one of 20.
 func TestDrainInTheMiddleOfASplitBatch(t *testing.T) {
 	t.Parallel()
 	db := database(t)
 	msgs := newMsgs(9)
 	b := newBroker("q", msgs...)
+	b.slow = 200 * time.Millisecond // so that it would be given it again
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	h := &effects{BatchFunc: func(_ context.Context, _ *sqltx.Tx, ids []string) {
@@ -368,6 +370,11 @@ func TestDrainInTheMiddleOfASplitBatch(t *testing.T) {
 		equal(t, "acked", b.acked, []string{msgs[0].MessageID, msgs[1].MessageID, msgs[2].MessageID, msgs[3].MessageID})
 		equal(t, "left for others", len(b.ready), 5)
 		equal(t, "faults", b.faults, []string(nil))
+		for _, m := range msgs {
+			if n := b.delivered[m.MessageID]; n > 1 {
+				t.Errorf("a message was delivered %d times", n)
+			}
+		}
 	})
 }
 

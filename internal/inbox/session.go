@@ -13,7 +13,8 @@ import (
 // but for the calls, which hand their answers over.
 type session struct {
 	Subscription
-	open bool // it has its full prefetch
+	open      bool            // it has its full prefetch
+	cancelled <-chan struct{} // closed when the lane stops and no more deliveries come
 
 	outside map[uint64]string // by tag: ids of deliveries that have left their batch for a call
 	ids     map[string]bool   // the same ids
@@ -28,8 +29,8 @@ type reply struct {
 	called bool // if not, the lane is stopping, and it was not its turn yet
 }
 
-func newSession(sub Subscription) *session {
-	return &session{Subscription: sub, outside: map[uint64]string{}, ids: map[string]bool{}, answers: make(chan reply)}
+func newSession(sub Subscription, cancelled <-chan struct{}) *session {
+	return &session{Subscription: sub, cancelled: cancelled, outside: map[uint64]string{}, ids: map[string]bool{}, answers: make(chan reply)}
 }
 
 // send has a delivery wait for a slot, until ctx ends, and then for its call, until inHand ends:
@@ -108,6 +109,9 @@ func (s *session) giveBack(groups []*group) {
 	}
 }
 
-// requeue is for deliveries with tags in hand below them. After an error the broker has requeued
-// them already.
-func (s *session) requeue(d *message.Delivery) { _ = s.Nack(d.Tag, false, true) } // see above
+// requeue is for deliveries with tags in hand below them, when the lane stops: as long as its consumer
+// lives, the broker would give them to it again, and each time is one of those that a message may have.
+func (s *session) requeue(d *message.Delivery) {
+	<-s.cancelled
+	_ = s.Nack(d.Tag, false, true) // after an error the broker has requeued it already
+}

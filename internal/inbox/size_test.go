@@ -51,7 +51,7 @@ func TestOnlySeveralLinger(t *testing.T) {
 	l := NewLane(nil, nil, Config{Batch: 4}, nil)
 	delivery := func(id string) message.Delivery { return message.Delivery{Message: msg(id)} }
 	collect := func(more <-chan message.Delivery) []message.Delivery {
-		return l.collect(newSession(nil), []message.Delivery{delivery("a")}, more)
+		return l.collect(newSession(nil, nil), []message.Delivery{delivery("a")}, more)
 	}
 	l.size.linger = time.Hour
 	more := make(chan message.Delivery, 4)
