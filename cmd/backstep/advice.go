@@ -191,7 +191,7 @@ func placeAdvice(d saga.Detail, p outbox.Place, consumers []saga.Consumer) strin
 			return fmt.Sprintf("The message has waited for %s, for the broker refused it: %s.%s It is tried again every few seconds, and parked after a while.",
 				short(p.Age), p.LastError, noRoute(p)) + see
 		}
-		return fmt.Sprintf("The message has waited for a relay for %s. Is one running (backstep outbox relays), and does it reach the broker?", short(p.Age)) + see
+		return fmt.Sprintf("The message has waited for a relay for %s. An earlier one of the saga goes first, or no relay is running (backstep outbox relays), or none reaches the broker.", short(p.Age)) + see
 	case "PUBLISHED":
 		if p.Exchange == message.ParkedExchange {
 			return fmt.Sprintf("A worker parked a copy to %s.parked %s ago.", p.RoutingKey, short(p.Age))

@@ -160,7 +160,7 @@ What you can do (each with --dry-run first):
 			"It goes on when a worker that is set up for it, or of the release that knows the definition, consumes queue payment"},
 		{"handed back, and on its way again", detail(saga.Running, 1, "m"), handedBack("")[:2], nil, "Since 2026-01-02 12:00:00.000 UTC workers hand it back; their log says why (message deferred).\nWhat"},
 		{"no relay", detail(saga.Running, 1, "m"), []outbox.Place{{Status: "PENDING", Age: time.Minute}}, nil,
-			"waited for a relay for 1m0s. Is one running (backstep outbox relays), and does it reach the broker? See backstep outbox show m.\nWhat"},
+			"waited for a relay for 1m0s. An earlier one of the saga goes first, or no relay is running (backstep outbox relays), or none reaches the broker. See backstep outbox show m.\nWhat"},
 		{"refused", detail(saga.Running, 1, "m"), []outbox.Place{{Status: "PENDING", LastError: "530 full", Age: time.Minute}}, nil,
 			"The message has waited for 1m0s, for the broker refused it: 530 full. It is tried again every few seconds, and parked after a while. See backstep outbox show m.\nWhat"},
 		{"returned", detail(saga.Running, 1, "m"), []outbox.Place{{Status: "PENDING", Exchange: "backstep.commands", RoutingKey: "hotel", LastError: "returned: 312 NO_ROUTE"}}, nil,

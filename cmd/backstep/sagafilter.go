@@ -56,9 +56,13 @@ func (f *sagaFilter) filter() (saga.Filter, error) {
 
 // warn tells of a type that may be misspelt. It is no error: another release may have its definition.
 func (f *sagaFilter) warn(cmd *cobra.Command) {
-	known := func(d *saga.Definition) bool { return d.Type == f.typ }
-	if f.typ != "" && !slices.ContainsFunc(sagas().Definitions(), known) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "no definition here has the type %q; they are: %s\n", f.typ, knownSteps())
+	var known []string
+	for _, d := range sagas().Definitions() {
+		known = append(known, d.Type)
+	}
+	if f.typ != "" && !slices.Contains(known, f.typ) {
+		slices.Sort(known)
+		fmt.Fprintf(cmd.ErrOrStderr(), "no definition here has the type %q; there is %s\n", f.typ, strings.Join(slices.Compact(known), ", "))
 	}
 }
 

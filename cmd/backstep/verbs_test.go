@@ -36,7 +36,7 @@ func TestUsage(t *testing.T) {
 		{"saga show 1 --interval 1s", exitUsage, "--interval is for --watch"},
 		{"saga retry --status COMPLETED --reason x", exitUsage, "--status COMPLETED: there is nothing to retry"},
 		{"saga resolve --status running --as completed --reason x", exitUsage, "--status RUNNING: there is nothing to resolve"},
-		{"saga list --type nope", exitUsage, `no definition here has the type "nope"; they are: reserve-stock`},
+		{"saga list --type nope", exitUsage, `no definition here has the type "nope"; there is place-order`},
 		{"saga resolve --help", exitOK, "do it in a transaction that is rolled back, and say what it did\n"},
 		{"saga skip --help", exitOK, "do it, and the step that comes next, in a transaction that is rolled back; call nobody\n"},
 		{"saga skip --help", exitOK, "--step says what to leave out and chooses no saga"},
