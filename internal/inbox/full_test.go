@@ -78,6 +78,7 @@ func TestTheFirstThatNeverHasRoom(t *testing.T) {
 	b := newBroker("q", msgs...)
 	l := run(t, db, b, Config{Queue: "q", Handler: h, Batch: 4, MaxAttempts: 1, MaxHold: time.Second})
 	eventually(t, "the others are done", func() bool { return l.stats.Done.Load() == 3 })
+	equal(t, "that its failed attempt found room says that there is", l.logged("database has room again"), 0)
 }
 
 // That another found the last room at the beginning of an outage says nothing of its rest: nothing is spent.
