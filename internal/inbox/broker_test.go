@@ -202,7 +202,7 @@ func (s *subscription) Reopen(_ context.Context, prefetch int) error {
 }
 
 func (s *subscription) Cancel() error {
-	time.Sleep(s.b.slow)
+	time.Sleep(s.b.slow) // a broker that is slow to answer: that is what it is for
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	if s.ended {
